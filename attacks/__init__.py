@@ -1,4 +1,4 @@
-"""Attacks: what a curious party can infer from its view; one a file. All that are registered are shown here."""
+"""Attacks: what a curious party can infer from its view, one file an attack; exports every registered attack."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The contract of an attack: a view and declared knowledge go in, a prediction comes out; no label, no ground truth.
+"""The contract of an attack: it maps a view and declared knowledge to a prediction, without access to the ground truth.
 
-The base checks that the run grants what the attack requires, hides everything else from it, draws its random
-numbers from the generator it is given, times it, and brings the prediction into the range of the data. A subclass
-writes `run` only. Scoring happens elsewhere, by somebody who knows the truth.
+The base class checks that the run grants what the attack requires, hides all other knowledge, passes the random
+generator, measures the time, and clamps the prediction to the value range of the data. A subclass writes `run` only.
+Scoring is done by `splitfed.threats`, which knows the truth.
 
-An attack is code in the same process, not in a sandbox. What is guaranteed is what it is handed: tensors that hold the
-numbers which were sent or granted and nothing else, and copies, so that whatever it writes into them changes neither
-the run nor the next attack. Python code that looks for more (the stack, the garbage collector, closures) finds it:
-read an attack before you run it.
+An attack is code in the same process, not in a sandbox. It is handed tensors that hold only what was sent or granted,
+and copies, so that writing into them changes neither the run nor the next attack. Python code that searches further
+(the stack, the garbage collector, closures) is not stopped: read an attack before you run it.
 """
 
 from __future__ import annotations
@@ -69,21 +68,21 @@ Progress = Callable[[int, int], None]
 
 
 class PredictionAndClone(NamedTuple):
-    """A prediction, (victims, ...), and the upstream function that an attack stole on the way."""
+    """A prediction, (victims, ...), and the clone of the upstream segments that the attack trained."""
 
     prediction: Tensor
     clone: Clone
 
 
 class PredictionAndBound(NamedTuple):
-    """A prediction, (victims, ...), and the largest error of a number of each row, (victims,); infinity: unknown."""
+    """A prediction, (victims, ...), and the largest absolute error in each row, (victims,); infinity where unknown."""
 
     prediction: Tensor
     error_bound: Tensor
 
 
 class PredictionAndSelection(NamedTuple):
-    """A prediction, (victims, ...), how it was chosen among several, and the attack that made it, where one did."""
+    """A prediction, (victims, ...), the selection among attacks, and the selected attack if it is a single one."""
 
     prediction: Tensor
     selection: Selection
@@ -92,60 +91,60 @@ class PredictionAndSelection(NamedTuple):
 
 @runtime_checkable
 class UsesFurther(Protocol):
-    """An attack that is shown more than it requires, where that is granted."""
+    """An attack that uses optional knowledge beyond what it requires."""
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """What it is shown where it is granted."""
+        """Needs that are not required, but shown to the attack where the run grants them."""
         ...
 
 
 @runtime_checkable
 class StatesStepRows(Protocol):
-    """An attack that says how many victims pass in one training step."""
+    """An attack that states how many victims pass in one training step."""
 
     @property
     def step_rows(self) -> int:
-        """Victims in a step, the last one has what is left; 0: as many as the run trained on in one."""
+        """Number of victims in a step, the last step having the remaining ones; 0: the batch size of the run."""
         ...
 
 
 @runtime_checkable
 class AsksForHints(Protocol):
-    """An attack whose adversary must know the labels of some victims beforehand."""
+    """An attack whose adversary must know the labels of some victims in advance."""
 
     def asks(self, classes: int | None) -> Mapping[int, int]:
-        """Return how many victims of which class must be known: class -> count."""
+        """Return how many victims of each class must be known: class -> count."""
         ...
 
 
 @runtime_checkable
 class PredictsLabelSet(Protocol):
-    """An attack on labels that predicts another label set of the data than the main one."""
+    """An attack that predicts a label set of the data other than the main one."""
 
     @property
     def label_set(self) -> str | None:
-        """Which one; None is the main one."""
+        """Name of the predicted label set; None: the main one."""
         ...
 
 
 @runtime_checkable
 class NamesClasses(Protocol):
-    """An attack on labels that may tell classes apart without knowing what they are called."""
+    """An attack on labels that may cluster the victims without knowing which cluster is which class."""
 
     @property
     def names_classes(self) -> bool:
-        """Whether it knows: else it is also scored by the best assignment of its classes to the true ones."""
+        """Whether clusters are matched to classes; if not, the score also has the accuracy of the best assignment."""
         ...
 
 
 @runtime_checkable
 class KnowsFewLabels(Protocol):
-    """An attack whose adversary knows the labels of some auxiliary rows alone."""
+    """An attack whose adversary knows the labels of only a few auxiliary rows."""
 
     @property
     def labelled(self) -> int:
-        """Of how many rows of each class."""
+        """Number of auxiliary rows of each class whose labels are known."""
         ...
 
 
@@ -153,9 +152,9 @@ class KnowsFewLabels(Protocol):
 class Outcome:
     """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
 
-    `error_bound`: the largest error of a number of each row that the attack vouches for, (victims,), if it does;
-    `selection`: how an attack that chooses among several has chosen; `member`: the attack that it chose, where that may
-    adapt to other defenses than itself (`splitfed.threats.adaptation`).
+    `error_bound`: (victims,) largest absolute error in each row as stated by the attack, if it states one; `selection`:
+    how an attack that chooses among several has chosen; `member`: the chosen attack, which may adapt to other defenses
+    than the attack that chose it (`splitfed.threats.adaptation`).
     """
 
     prediction: Tensor
@@ -168,14 +167,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Attack:
-    """Base of all attacks: frozen parameters, one method to write.
+    """Base of all attacks: a frozen dataclass of parameters with one method to write, `run`.
 
-    `target` and `phase` say what is predicted and when the victims pass; `requires` names what must be granted, `reads`
-    the kinds of messages of a federated method, of which one at least must be sent (empty: it reads none);
+    `target` and `phase` state what is predicted and when the victims pass; `requires` names what must be granted;
+    `reads` lists kinds of messages of a federated method, at least one of which must be sent (empty: none are read).
     `budgets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
-    "default", where it was measured, to the budget at which twice the time gains next to nothing. `space` says among
-    which values a parameter may be tuned, on the attacker's own rows. `trains_decoder`: whether a network that
-    was trained on such rows makes the prediction, which more training may improve.
+    "default", where measured, to the budget at which doubling the time gains next to nothing. `space` states the values
+    among which a parameter may be tuned on the attacker's own rows. `trains_decoder`: whether the prediction comes from
+    a network trained on such rows, which more training may improve.
     """
 
     target: ClassVar[Target] = Target.INPUTS
@@ -187,56 +186,57 @@ class Attack:
     trains_decoder: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require."""
+        """Raise `InvalidInput` for parameters that violate the requirements in their fields' metadata."""
         check_fields(self)
 
     @property
     def adapts_to(self) -> frozenset[DefenseEffect] | None:
-        """The effects of defenses that what it learns from, or models, has as well; None: it states nothing.
-
-        What that means, and which of them matter to an attack at all, is said in `splitfed.threats.adaptation`.
-        """
+        """Effects of defenses that the attack adapts to; None: undeclared. Defined in `splitfed.threats.adaptation`."""
         return None
 
     @classmethod
     def usual(cls) -> str:
-        """Return the budget that is meant where none is named: "default", or "fast" where there is no such budget."""
+        """Return the name of the default budget: "default" if the attack has it, else "fast"."""
         return usual_budget(cls.budgets)
 
     @classmethod
     def with_budget(cls, name: str | None = None, **changes: Any) -> Self:
-        """Return the attack with the parameters of a budget (None: the usual one), some of them changed."""
+        """Return the attack with the parameters of a budget (None: the usual one), overridden by `changes`."""
         name = cls.usual() if name is None else name
         check_names(f"budget of {cls.__name__}", cls.budgets, name)
         return cls(**{**cls.budgets[name], **changes})
 
     @property
     def quick(self) -> bool:
-        """Whether all that the budget "fast" sets is as it says, a quick look."""
+        """Whether every parameter set by the budget "fast" has its value from that budget."""
         return quick_look(self.budgets, "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> Tensor | PredictionAndClone | PredictionAndBound | PredictionAndSelection:
-        """Return the prediction, a row a victim, alone, or with a clone, a bound of its error or how it was chosen.
+        """Return the prediction, one row a victim; call `progress(done, total)` from time to time.
 
-        It calls `progress(done, all)` now and then.
+        A clone, a bound of the error or a selection may go with it (`PredictionAndClone`, `PredictionAndBound`,
+        `PredictionAndSelection`).
         """
         raise NotImplementedError(f"{type(self).__name__} does not define run(view, knowledge, generator, progress)")
 
     def __call__(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None
     ) -> Outcome:
-        """Check requirements, run, time; raises `InvalidInput` that names what is missing."""
+        """Check the requirements, run the attack and return its timed outcome.
+
+        Raises `InvalidInput` that names the missing requirements.
+        """
         self._check(view, knowledge)
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            found = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
-        prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
-        clone = found.clone if isinstance(found, PredictionAndClone) else None
-        bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
+            result = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
+        prediction = (result if isinstance(result, Tensor) else result.prediction).detach().cpu()
+        clone = result.clone if isinstance(result, PredictionAndClone) else None
+        bound = result.error_bound.detach().cpu() if isinstance(result, PredictionAndBound) else None
         selection, member = (
-            (found.selection, found.member) if isinstance(found, PredictionAndSelection) else (None, None)
+            (result.selection, result.member) if isinstance(result, PredictionAndSelection) else (None, None)
         )
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
@@ -252,20 +252,23 @@ class Attack:
 
 
 def prepare_attack(attack: Attack, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
-    """Return what `attack` is shown of `view` and `knowledge`, as a call hands it over; raises `InvalidInput` as it."""
+    """Return copies of the parts of `view` and `knowledge` that `attack` is given.
+
+    Raises `InvalidInput` if any is missing.
+    """
     attack._check(view, knowledge)
     return attack._copy(view, knowledge)
 
 
 def check_rows(attack: Attack, discrete: bool, data: str, unscaled: bool = False) -> None:
-    """Refuse an attack that predicts rows of another kind than the data set called `data` has.
+    """Raise `InvalidInput` for an attack that predicts another kind of rows than the data set called `data` has.
 
-    `discrete`: whether its rows are whole numbers that stand for things, such as token ids. `unscaled`: whether they
-    are images without a value range.
+    `discrete`: whether its rows are categorical whole numbers, such as token ids. `unscaled`: whether its rows are
+    images without a value range.
     """
     if unscaled and attack.target in (Target.INPUTS, Target.REPRESENTATIVES):
         raise InvalidInput(
-            f"{data} holds images without a value range, so no score has a scale: say it where the data set is made, "
+            f"{data} holds images without a value range, which scores need: pass it where the data set is built, "
             "from_arrays(..., value_range=(0, 1))"
         )
     if discrete and attack.target in (Target.INPUTS, Target.REPRESENTATIVES):
@@ -280,10 +283,10 @@ def check_rows(attack: Attack, discrete: bool, data: str, unscaled: bool = False
 
 
 def hints_of(attack: Attack, classes: int | None) -> Mapping[int, int]:
-    """Return how many victims of which class the adversary must know for `attack`: class -> count; mostly none."""
+    """Return how many victims of each class the adversary must know for `attack`: class -> count; empty for most."""
     return attack.asks(classes) if isinstance(attack, AsksForHints) else {}
 
 
 def label_set_of(attack: Attack) -> str | None:
-    """Return which label set of the data `attack` predicts, if it predicts labels; None is the main one."""
+    """Return the name of the label set that `attack` predicts; None: the main one, or it predicts no labels."""
     return attack.label_set if isinstance(attack, PredictsLabelSet) else None

@@ -1,7 +1,7 @@
-"""Budgets of attacks: how much work an attack may take, by name, and how work is doubled until it gains nothing.
+"""Budgets: named parameter sets that fix the work of an attack, and the doubling of work until it gains little.
 
-"fast" is a quick look of seconds, "paper" has the authors' settings, and "default", where it was measured, is that at
-which twice the time gains next to nothing. The strongest attacks call theirs "quick", "standard" and "full", too.
+"fast" is a quick look of seconds, "paper" has the authors' settings, and "default", where measured, is the budget at
+which doubling the time gains next to nothing. The strongest attacks also accept "quick", "standard" and "full".
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ Budgets = Mapping[str, Mapping[str, Any]]
 
 
 def usual_budget(budgets: Budgets) -> str:
-    """Return the budget that is meant where none is named: "default", or "fast" where there is no such budget."""
+    """Return the name of the default budget: "default" if it is in `budgets`, else "fast"."""
     return "default" if "default" in budgets else "fast"
 
 
 def quick_look(budgets: Budgets, budget: str) -> bool:
-    """Return whether `budget` is "fast" with other settings than "paper", so that a longer attack may find more."""
+    """Return whether `budget` is "fast" and differs from "paper", so that a longer attack may predict better."""
     return budget == "fast" and budgets["fast"] != budgets["paper"]
 
 
 def name_budgets(
     quick: Mapping[str, Any], standard: Mapping[str, Any], full: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return budgets by both their names: "fast", "default" and "paper" are "quick", "standard" and "full"."""
+    """Return the budgets under both names: "fast", "default", "paper", and "quick", "standard", "full"."""
     return {"fast": quick, "default": standard, "paper": full, "quick": quick, "standard": standard, "full": full}
 
 
 def double_work(
     metric: str, size: int, doublings: int, attempt: Callable[[int], float], before: float | None = None
 ) -> None:
-    """Call `attempt(size)`, and with twice the size as long as that gains what `CONVERGED` says of `metric`.
+    """Call `attempt(size)`, then with doubled sizes as long as each doubling gains at least `CONVERGED[metric]`.
 
-    At most `doublings` times, and never where the error that `attempt` returns is NaN: nothing judges then. `before`:
-    the error at `size`, where that was tried already.
+    At most `doublings` times, and never after `attempt` returned a NaN error, which means that no rows judge it.
+    `before`: the error at `size`, if that was tried already.
     """
     before = attempt(size) if before is None else before
     for doubling in range(1, doublings + 1):

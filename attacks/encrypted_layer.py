@@ -1,4 +1,4 @@
-"""What a server knows of a layer of its own that computes on ciphertexts: how it learns, and what CKKS adds to it."""
+"""What a server knows of its own layer that computes on ciphertexts: the update rule, and the error bounds of CKKS."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptedLayer:
-    """One linear layer of a server that reads ciphertexts and whose gradients arrive in plain.
+    """A linear layer of a server that reads ciphertexts and receives its gradients in plain.
 
-    `segment`: that has the layer; `value`: what it reads; `result`: what it returns, whose gradient arrives. `weight`:
-    under which name the gradient of its weights arrives beside that. `masked`: the kind of messages in which, instead,
-    its weights after a step arrive under that name, each plus `mask`; None where the gradient arrives. `rate`: of its
-    SGD. `bound`: the declared largest magnitude of what it reads.
-    Errors at their largest: `fresh`, of a number of what it reads; `encoding`, of the product of that and a number of
-    the server; `rounding`, of a sum of such products.
+    `segment`: name of the segment with the layer; `value`: what it reads; `result`: what it returns, whose gradient
+    arrives. `weight`: name under which the gradient of its weights arrives with that gradient. `masked`: kind of the
+    messages in which its weights after a step arrive under that name instead, each plus `mask`; None if the gradient
+    arrives. `rate`: learning rate of its SGD. `bound`: declared largest magnitude of its inputs. Largest absolute
+    errors: `fresh`, of an encrypted input; `encoding`, of the product of an input and a plain number; `rounding`, of a
+    sum of such products.
     """
 
     segment: str
@@ -33,9 +33,10 @@ class EncryptedLayer:
     rounding: float
 
     def weight_error(self, gradient: Tensor) -> float:
-        """Return the largest error of a weight after a step of the server on ciphertexts, once it is decrypted.
+        """Return the error of a decrypted weight after one encrypted step of the server.
 
-        `gradient`: of the results, (rows, results). Errors are independent, so that their squares add up.
+        `gradient`: of the results, (rows, results). The largest errors are combined as independent ones, by the root of
+        the sum of their squares.
         """
         norm = float(gradient.double().square().sum(0).max().sqrt())
         return math.hypot(self.rate * norm * self.fresh, math.sqrt(len(gradient)) * self.encoding, self.rounding)

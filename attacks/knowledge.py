@@ -1,7 +1,7 @@
-"""What an adversary knows beside its view: one table of fields, and for each what a threat model must grant for it.
+"""The knowledge of an adversary beside its view: a table of fields, each with what a threat model must grant for it.
 
-The metadata of a field say it. From them follow what an attack is shown (`Knowledge.only`), what it is
-refused for (`Knowledge.missing`), which tensors it gets copies of (`Knowledge.copy`), and what ends a dry run.
+The metadata of a field state the grant. From them follow the fields an attack is shown (`Knowledge.only`), its missing
+requirements (`Knowledge.missing`), the tensors that are copied (`Knowledge.copy`), and the fields that end a dry run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ IN_VIEW: Mapping[Needs, Callable[[View], bool]] = {
     Needs.UPDATES: lambda view: bool(view.select(kind="weights").messages),
     Needs.UPLOADS: lambda view: any(m.receiver == view.party and m.kind not in STEPS for m in view.messages),
 }
-"""What an attack finds in its view, and how to check that it is there."""
+"""Needs that are met by the view, and a check of each."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who is shown a field of `Knowledge`, and how.
+    """Access rule of a field of `Knowledge`.
 
-    `needs`: what must be granted for it, all of them; empty: it is public. `present(value)`: whether what is needed is
-    there; None where another field with the same needs says so. `copy(value)`: the value in memory of its own; None
-    where it holds no tensor. `computes`: whether calling it takes time.
+    `needs`: what must be granted for it, all of them; empty: the field is public. `present(value)`: whether the value
+    meets the needs; None if another field with the same needs decides that. `copy(value)`: the value with tensors of
+    its own; None if it holds no tensor. `computes`: whether the field is a function that takes time.
     """
 
     needs: frozenset[Needs] = frozenset()
@@ -48,17 +48,17 @@ class Access:
 
 
 def is_given(value: Any) -> bool:
-    """Return whether a field holds anything but None."""
+    """Return whether the value of a field is not None."""
     return value is not None
 
 
 def has_rows(value: Any) -> bool:
-    """Return whether a field holds at least one entry."""
+    """Return whether the value of a field has at least one entry."""
     return value is not None and len(value) > 0
 
 
 def unwrap(value: _Value | None) -> _Value:
-    """Return a value that may be None and is known not to be, as what an attack requires, once its base has checked."""
+    """Return `value` with None excluded from its type; for fields that the base class has checked."""
     assert value is not None
     return value
 
@@ -83,48 +83,42 @@ def granted(
 
 
 def access_table(kind: type[Knowledge]) -> dict[str, Access]:
-    """Return the access of every field of `kind`; raises `TypeError` for a field that says nothing of it."""
+    """Return field name -> access rule for `kind`; raise `TypeError` for a field without one."""
     bare = [f.name for f in fields(kind) if "access" not in f.metadata]
     if bare:
-        raise TypeError(
-            f"{kind.__name__}.{bare[0]} does not say who is shown it; give it the metadata public() or granted()"
-        )
+        raise TypeError(f"{kind.__name__}.{bare[0]} has no access rule; give it the metadata public() or granted()")
     return {f.name: f.metadata["access"] for f in fields(kind)}
 
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What the adversary knows beside its view; a field is None where the threat model does not grant it.
+    """The adversary's knowledge beside its view; a field is None where the threat model does not grant it.
 
-    Equal to itself alone, as tensors are no truth values.
+    Compared by identity.
 
     `shape`, `value_range`: of one row of the data; `classes`: how many there are, None for regression (both public).
-    `auxiliary`: (rows, *shape), no victim among them, with `auxiliary_labels` (rows,).
-    All tensors are, and a prediction may be, on `device`.
-    `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
-    `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean;
-    `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.
-    `architecture(seed)`: the upstream function with weights drawn anew from the seed; nothing of the trained ones.
-    `loss(x, releases, y)`: the mean loss of the adversary's own frozen segments on `releases` for labels y (rows,);
-    x is the rows that the releases came from, for segments that read data of the adversary's own.
-    `training_attack`: what the adversary's attack inside the training has learnt there.
-    `attributes`: label set -> (labels of the auxiliary rows, how many classes or None), the main one left out.
-    `candidates`: rows that were or were not trained on, (n, *shape), in the order of the view, `candidate_labels` (n,).
-    `predict(x)`: the first head's output through the victims' own parties, (rows, outputs); black box.
-    `model(x)`: the same as a differentiable function, from all weights, with every defense at its mean.
-    `local`: how the client trains between the weights it is sent and those it sends back.
-    `own`: what the adversary itself feeds for the victims' rows, input -> (victims, ...); empty if it has no raw data.
-    `own_auxiliary`: the same of the auxiliary rows, input -> (rows, ...).
-    `places`: input of the topology -> (k,) where in a flattened row the numbers stand that it reads (public).
-    `origins`: value that may arrive -> the inputs that it is computed from (public).
-    `head()`: from what the adversary sends to the loss's logits: the architecture, with fresh weights at every call.
-    `hints`: class -> positions of victims (count,) that are known to belong to it.
-    `extractor(x)`: a differentiable function from the client's weights after training: kind of message -> what of rows
-    x (n, *shape) a message of that kind holds class means of, (n, ...), in evaluation mode.
-    `exchanged`: the model that the client and the aggregation server exchange, as it went down and came back.
-    `public_scores`: what the client, and the others on average, made of public rows.
-    `fresh_model(seed)`: the client's whole model, from rows to the first head's output, with weights drawn anew.
-    `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
+    `auxiliary`: (rows, *shape), no victim among them, with `auxiliary_labels` (rows,). All tensors are on `device`; a
+    prediction may be. `query(x)`: what the adversary receives when the victims' own parties process x, defenses
+    included. `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its
+    mean; `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.
+    `architecture(seed)`: the upstream function with weights drawn from the seed, without any trained weight. `loss(x,
+    releases, y)`: the mean loss of the adversary's own frozen segments on `releases` for labels y (rows,); x is the
+    rows that the releases came from, for segments that read data of the adversary's own. `training_attack`: the state
+    of the adversary's training attack. `attributes`: label set -> (labels of the auxiliary rows, how many classes or
+    None), the main one left out. `candidates`: rows that were or were not trained on, (n, *shape), in the order of the
+    view, `candidate_labels` (n,). `predict(x)`: the first head's output through the victims' own parties, (rows,
+    outputs); black box. `model(x)`: the same as a differentiable function, from all weights, with every defense at its
+    mean. `local`: how the client trains between the weights it is sent and those it sends back. `own`: the adversary's
+    own inputs of the victims' rows, input -> (victims, ...); empty if it has no raw data. `own_auxiliary`: its inputs
+    of the auxiliary rows, input -> (rows, ...). `places`: input of the topology -> (k,) the positions in a flattened
+    row that it reads (public). `origins`: value that may arrive -> the inputs that it is computed from (public).
+    `head()`: a module from what the adversary sends to the loss's logits, with fresh weights in every call. `hints`:
+    class -> positions of victims (count,) that are known to belong to it. `extractor(x)`: kind of message -> the
+    features of rows x (n, *shape) whose class means such messages hold, (n, ...); differentiable, with the client's
+    weights after training, in evaluation mode. `exchanged`: the model that the client and the aggregation server
+    exchange, as sent down and returned. `public_scores`: scores of public rows by the client, and by the others on
+    average. `fresh_model(seed)`: the client's whole model, from rows to the first head's output, with weights drawn
+    anew. `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
     `encrypted_layer`: how the adversary's own layer computes on ciphertexts, and learns.
     """
 
@@ -182,18 +176,18 @@ class Knowledge:
     )
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
-        """Return this knowledge without anything that `needs` does not name."""
+        """Return this knowledge without the fields that `needs` does not grant."""
         hidden = {name for name, access in access_table(type(self)).items() if not access.needs <= needs}
         nothing = type(self)(self.shape)
         return replace(self, **{name: getattr(nothing, name) for name in hidden})
 
     def copy(self) -> Knowledge:
-        """Return this knowledge with tensors and modules of its own, for an attack that may change what it is given."""
+        """Return this knowledge with copies of its tensors and modules, which an attack may change."""
         copiers = {name: access.copy for name, access in access_table(type(self)).items()}
         return replace(self, **{name: copy(getattr(self, name)) for name, copy in copiers.items() if copy is not None})
 
     def missing(self, needs: frozenset[Needs], view: View) -> list[str]:
-        """Return what `needs` names and neither this knowledge nor the view holds."""
+        """Return the names of those `needs` that neither this knowledge nor `view` meets."""
         absent = {need for need, is_there in IN_VIEW.items() if not is_there(view)}
         for name, access in access_table(type(self)).items():
             if access.present is not None and not access.present(getattr(self, name)):

@@ -1,4 +1,4 @@
-"""Models that an adversary runs on its own machine: trained copies, upstream functions, its training attack."""
+"""Interfaces of models that an adversary runs on its own machine: trained copies, upstream clones, training attacks."""
 
 from __future__ import annotations
 
@@ -11,76 +11,76 @@ from splitfed.attacks.threat_model import Target
 from splitfed.core.messages import View
 
 Releases = Mapping[str, Tensor]
-"""Value -> what arrives of it, (rows, ...)."""
+"""Name of a value -> its release, (rows, ...)."""
 
 
 class Imitation(Protocol):
-    """A model that the adversary trained as the run's was trained, on rows of its own choice."""
+    """A model trained by the adversary on its own rows, in the way the run's model was trained."""
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the copy's output for `x` (rows, *shape): (rows, outputs)."""
 
 
 Imitate = Callable[[Tensor, Tensor, int | None, int | None, int], Imitation]
-"""From rows, labels, epochs, batch size (None: as many as the run had) and seed to a trained copy."""
+"""Maps rows, labels, epochs, batch size (None: that of the run) and seed to a trained copy."""
 
 
 class DefenseStates(Protocol):
-    """What defenses that an adversary imitates keep for themselves, such as a decoder that they train against."""
+    """States of imitated defenses that learn, such as a decoder that a defense trains against."""
 
     def learn(self) -> None:
-        """Let each take its own step, as after a training step of the party that has it."""
+        """Let each defense take one step, as after a training step of its party."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of what they have learnt."""
+        """Return copies of the learned states."""
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Go back to `states`."""
+        """Restore the learned states from `states`."""
 
 
 class Clone(Protocol):
-    """The upstream function as the architecture says, with weights of the adversary's own making."""
+    """A copy of the upstream segments with weights of the adversary's own."""
 
     def __call__(self, x: Tensor) -> Releases:
-        """Return what would arrive at the adversary for `x` (rows, *shape), with every defense at its mean."""
+        """Return the releases of `x` (rows, *shape) with every defense at its mean."""
 
     def sample(self, x: Tensor, number: int | None = None) -> Releases:
-        """Return the same with defenses that draw afresh; draw `number` is always the same one."""
+        """Return the releases of `x` with randomly drawn defenses; `number` fixes the draw, None draws afresh."""
 
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None
     ) -> tuple[Releases, Tensor, float]:
-        """Return `sample(x, number)`, what the defenses add to the client's loss then, and the weight of its task.
+        """Return `sample(x, number)`, the defenses' penalty on the client's loss, and the factor of its task loss.
 
-        The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
-        alone. `epoch`: of the run, for defenses that change over it; the run's last one where it is not given.
+        The penalty is a scalar whose gradient is exact; its value is not where a defense defines its penalty by the
+        gradient alone. `epoch`: of the run, for defenses that change over it; None: the run's last one.
         """
 
     @property
     def defenses(self) -> DefenseStates:
-        """Return what the imitated defenses keep and learn."""
+        """Return the states of the imitated defenses."""
 
     @property
     def least_rows(self) -> int:
-        """Return the smallest batch that `in_training` can take."""
+        """Return the smallest batch that `in_training` accepts."""
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return its segments by name."""
+        """Return the modules by the names of their segments."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return its weights."""
+        """Return the weights that may be trained."""
 
 
 class TrainedAttack(Protocol):
-    """State that the training attack `plan` has reached, which turns a view into a prediction."""
+    """State of the training attack `plan` after training, which predicts from a view."""
 
     @property
     def plan(self) -> object:
-        """The attack whose state this is: a frozen value with its parameters."""
+        """The attack that the state belongs to, a frozen value with its parameters."""
 
     def predict(self, view: View, target: Target) -> Tensor:
-        """Return a prediction of `target`, a row a victim."""
+        """Return a prediction of `target` from `view`, one row a victim."""
 
     def copy(self) -> TrainedAttack:
-        """Return the same state in memory of its own, for an attack that may change what it is given."""
+        """Return a copy with tensors of its own."""

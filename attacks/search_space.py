@@ -1,4 +1,4 @@
-"""Among which values a parameter of an attack may be tuned: an interval, or a list."""
+"""Values among which a parameter of an attack may be tuned: an interval, or a list."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from splitfed.core.errors import InvalidInput, check_number
 
 @dataclass(frozen=True)
 class Span:
-    """Numbers from `low` to `high`, both included: whole ones if both bounds are; `log`: evenly by factors."""
+    """Numbers from `low` to `high`, both included; whole numbers if both bounds are; `log`: on a logarithmic scale."""
 
     low: float
     high: float
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order, and bounds that are not positive where factors count."""
+        """Raise `InvalidInput` unless low < high, and 0 < low for a logarithmic scale."""
         check_number("span low", self.low, low=0.0 if self.log else -float("inf"), open_low=self.log)
         check_number("span high", self.high, low=self.low, open_low=True)
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether the span has whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 Choice = Span | tuple[Any, ...]
-"""An interval, or the values themselves."""
+"""An interval, or a tuple of values."""
 
 Space = Mapping[str, Choice]
 
 
 def check_choice(name: str, choice: Any) -> None:
-    """Refuse what is neither a `Span` nor a list of values."""
+    """Raise `InvalidInput` unless `choice` is a `Span` or a non-empty list of values."""
     if not isinstance(choice, Span) and not (isinstance(choice, (tuple, list)) and len(choice) > 0):
         raise InvalidInput(f"{name}={choice!r} is not allowed; expected Span(low, high) or a list of values")

@@ -1,4 +1,4 @@
-"""What attacks that choose among several tell of their choice: what was tried, and whether more work would gain."""
+"""Selection among several attacks: what was tried, which one was chosen, and whether more work would gain."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CONVERGED = {"mse": 0.2, "auc": 0.01, "accuracy": 0.01}
-"""Metric of the rows held out -> how little the last doubling of a member's work gains where it has converged.
+"""Metric on the held-out rows -> the gain of a doubling of work below which a member has converged.
 
-In dB of a mean squared error, in points of an area under the curve or of an accuracy.
+In dB for a mean squared error, in units of the metric (0 to 1) for an AUC or an accuracy.
 """
 
 
@@ -17,8 +17,8 @@ In dB of a mean squared error, in points of an area under the curve or of an acc
 class Attempt:
     """One `member` at one `size` of its work (epochs or iterations; 0: closed form), and the `seconds` it took.
 
-    `error`: on rows of which the adversary knows the truth: the mean squared error, 1 - AUC or 1 - accuracy; NaN where
-    there were no such rows.
+    `error`: on rows whose truth the adversary knows: mean squared error, 1 - AUC or 1 - accuracy; NaN without such
+    rows.
     """
 
     member: str
@@ -29,7 +29,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A `member` that took no part, and the `reason` in a line."""
+    """A `member` that did not take part, and the `reason` as one line."""
 
     member: str
     reason: str
@@ -39,8 +39,8 @@ class LeftOut:
 class Selection:
     """Which `member` made the prediction, and every attempt in the order in which they were made.
 
-    `metric`: of what an attempt's error is one, "mse", "auc" or "accuracy". `left_out`: members that took no part.
-    `criterion`: on or by what the choice was made.
+    `metric`: of the attempts' errors, "mse", "auc" or "accuracy". `left_out`: members that did not take part.
+    `criterion`: the rows or the rule by which the choice was made.
     """
 
     member: str
@@ -51,10 +51,10 @@ class Selection:
 
     @property
     def gain(self) -> float | None:
-        """What twice the work gained, by the last two sizes of who made the prediction, in the unit of `CONVERGED`.
+        """Gain of doubling the chosen member's work, by its last two sizes, in the unit of `CONVERGED`.
 
-        Where that has no two sizes, as a combination has none, the most that it gained of any member; None where
-        nothing was tried with more than one size.
+        If the chosen member was tried with one size only, as a combination is, the largest gain of any member; None if
+        every member was tried with one size only.
         """
         gains = {
             member: gain
@@ -72,11 +72,11 @@ class Selection:
 
     @property
     def converged(self) -> bool | None:
-        """Whether twice the work gained less than `CONVERGED` says; None where `gain` is."""
+        """Whether the last doubling gained less than `CONVERGED`; None if `gain` is None."""
         return None if (gain := self.gain) is None else gain < CONVERGED[self.metric]
 
     def curve(self) -> list[tuple[float, float]]:
-        """Return the least error so far after every attempt: (seconds altogether, error)."""
+        """Return (cumulative seconds, least error so far) after every attempt."""
         seconds, least, points = 0.0, math.inf, []
         for attempt in self.tried:
             seconds, least = seconds + attempt.seconds, min(least, attempt.error)
@@ -84,17 +84,17 @@ class Selection:
         return points
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain data, with the gain and whether it has converged."""
+        """Return all fields as JSON values, with `gain` and `converged`."""
         return {**asdict(self), "gain": self.gain, "converged": self.converged}
 
 
 def gain_of(metric: str, before: float, after: float) -> float:
-    """Return what an error of `metric` that fell from `before` to `after` gained: dB of "mse", else points."""
+    """Return the gain of an error of `metric` that fell from `before` to `after`: dB for "mse", else the difference."""
     return decibels(before, after) if metric == "mse" else before - after
 
 
 def decibels(before: float, after: float) -> float:
-    """Return by how many dB a mean squared error fell, >= 0 where it did; infinity where nothing is left of it."""
+    """Return the reduction of a mean squared error in dB, positive if it fell; infinity if `after` is 0."""
     if before == after:
         return 0.0
     return math.inf if after == 0 else 10 * math.log10(before / after)

@@ -1,45 +1,46 @@
-"""The words of a threat model: what an attack predicts, when the victims' rows pass, and what it must be granted."""
+"""Vocabulary of a threat model: what an attack predicts, when the victims' rows pass, and what must be granted."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 STEPS = ("activation", "gradient", "label", "norm")
-"""The kinds of messages that cross in a training step; all others are sent between them."""
+"""Kinds of messages sent within a training step; all others are sent between steps."""
 
 
 class Phase(StrEnum):
-    """When the victims' rows pass the adversary: at inference, in a training step, or long ago, in training itself."""
+    """When the victims' rows pass the adversary: at inference, in a training step, or in recorded training."""
 
     INFERENCE = "inference"
     STEP = "a training step"
-    TRAINING = "a round of training that was recorded"
+    TRAINING = "a recorded round of training"
 
 
 class Target(StrEnum):
     """What an attack predicts: the victims' inputs, (victims, *shape), or their labels, as scores (victims, classes).
 
-    For two classes the scores of labels may also be (victims,): the greater, the more likely class 1. MEMBERS: which of
-    the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each
-    class, (classes, *shape). TOKENS: the victims' inputs where these are token ids, (victims, *shape) int64; INPUTS and
-    REPRESENTATIVES are real numbers. SHARES: how much of a client's training rows is of each class, (classes,).
-    RELEASES: what the victims' party sent encrypted, in plain, (victims, numbers).
+    For two classes the scores of labels may also be (victims,), greater for class 1. MEMBERS: membership scores of the
+    candidates, (candidates,), greater for members. REPRESENTATIVES: one row for each class, (classes, *shape). TOKENS:
+    the victims' inputs if these are token ids, (victims, *shape) int64; INPUTS and REPRESENTATIVES are real numbers.
+    SHARES: the share of each class among a client's training rows, (classes,). RELEASES: plain values of the victims'
+    encrypted releases, (victims, numbers).
     """
 
     INPUTS = "inputs"
     TOKENS = "token ids"
     LABELS = "labels"
     MEMBERS = "members"
-    REPRESENTATIVES = "a row that stands for each class"
+    REPRESENTATIVES = "a representative row of each class"
     SHARES = "the share of each class"
     RELEASES = "releases that were sent encrypted"
 
 
 class DefenseEffect(StrEnum):
-    """What a defense changes; an attack states which of these it takes into account (`Attack.adapts_to`).
+    """What a defense changes; an attack declares which effects it adapts to (`Attack.adapts_to`).
 
-    PENALTY and LAYER_PENALTY: the loss of the party that sends a release, the latter by a term that reads layers in its
-    segments, so that only who has these can imitate it. RECEIVER_PENALTY: the loss of the party that reads it.
+    PENALTY and LAYER_PENALTY change the loss of the party that sends a release, the latter by a term that reads layers
+    in its segments, so that only a party that has these can imitate it. RECEIVER_PENALTY changes the loss of the party
+    that receives the release.
     """
 
     RELEASE = "what crosses"
@@ -56,15 +57,15 @@ class DefenseEffect(StrEnum):
 FORWARD = frozenset(
     {DefenseEffect.RELEASE, DefenseEffect.PENALTY, DefenseEffect.LAYER_PENALTY, DefenseEffect.TASK_WEIGHT}
 )
-"""What shapes a release: the step from a row to what crosses, and what the sender is trained for with it."""
+"""Effects on a release: changes of the release itself, and of the loss that its sender is trained by."""
 
 BACKWARD = frozenset(
     {DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.LABELS, DefenseEffect.TASK_WEIGHT}
 )
-"""What shapes the gradient that comes back: the step from a label to what arrives."""
+"""Effects on the returned gradient, between a label and the gradient that arrives."""
 
 IN_TRAINING = FORWARD | BACKWARD | {DefenseEffect.WEIGHTS}
-"""What shapes the weights that training leaves."""
+"""Effects on the trained weights."""
 
 
 class Needs(StrEnum):
@@ -81,24 +82,24 @@ class Needs(StrEnum):
     CANDIDATES = "candidates with their labels"
     PREDICTIONS = "predictions of the whole model"
     MODEL = "weights of the whole model"
-    IMITATION = "architecture and way of training"
+    IMITATION = "architecture and training procedure"
     ARCHITECTURE = "architecture of the upstream segments"
-    DOWNSTREAM = "segments of its own from what arrives to a loss on the main labels"
+    DOWNSTREAM = "own segments from the releases to a loss on the main labels"
     OWN_INPUTS = "inputs of its own"
     HEAD = "architecture of the head"
     UPLOADS = "what the clients of a federated method send"
     ENCRYPTED_LAYER = "a layer of its own that computes on ciphertexts"
-    EXTRACTOR = "weights of a client's segments before what it sends class means of"
-    EXCHANGED_MODEL = "a model that a client exchanges with the aggregation server, computed from raw rows"
+    EXTRACTOR = "weights of the client's segments up to the features whose class means it sends"
+    EXCHANGED_MODEL = "a model from raw rows that the client exchanges with the aggregation server"
     PUBLIC_SCORES = "a client's scores of public rows"
     FRESH_MODEL = "architecture of the whole model"
-    TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
+    TRAINING_ATTACK = "a training attack, train(..., adversaries=Adversaries({party: ...}))"
 
 
 OF_COMPUTATIONS = frozenset({Needs.ENCRYPTED_LAYER})
-"""What is there only where the parties' computation is secured."""
+"""Needs that exist only if the parties compute on ciphertexts or secret shares."""
 
 WEIGHTS = frozenset({Needs.UPSTREAM, Needs.MODEL, Needs.EXTRACTOR, Needs.UPDATES, Needs.EXCHANGED_MODEL})
-"""What holds weights that the client has trained."""
+"""Needs that include weights trained by the client."""
 BLACK_BOX, WHITE_BOX = "black_box", "white_box"
-"""The threat models by name: without what is in `WEIGHTS`, and with it."""
+"""Names of the threat models: without the needs in `WEIGHTS`, and with them."""

@@ -1,8 +1,7 @@
-"""The work of an attack before it begins: pieces that grow with a size, a little of which can be done and timed.
+"""Estimates of an attack's work: pieces that grow with a size, a small part of which is run and timed.
 
-How long an attack with doublings or searches takes is not known beforehand, for its results decide when it stops:
-least and most are, in units of its own work. What a unit takes is measured where the attack is to run, never taken from
-elsewhere.
+The duration of an attack with doublings or searches depends on its results, so the estimate is a range in units of its
+own work. The time of a unit is always measured on the machine where the attack is to run.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from splitfed.attacks.knowledge import Knowledge
 from splitfed.core.messages import View
 
 BATCHES = 8
-"""Batches of rows that a piece of work is timed on."""
+"""Number of batches on which a piece of work is timed."""
 MEASURED = 0.1
-"""Seconds by which twice a size must take longer before the difference is scaled: a smaller one is the clock's own."""
+"""Seconds by which a doubled size must take longer for the difference to count as more than jitter of the clock."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work that grows in proportion to its size: `run(size)` does as much of it, on the share `share` of the rows.
+    """Work in proportion to its size: `run(size)` does `size` units of it on the share `share` of the rows.
 
-    `least`, `most`: its sizes altogether, over all attempts. `attempts`: how often it is begun, at least and at most;
-    what beginning takes is paid every time. Work without a size (0) takes what beginning takes. `timed`: the size at
-    which it is timed first; it is doubled until that takes `MEASURED` longer, or all of the work is done. `measured`:
-    seconds to begin, and of a unit, of each measurement; what `replace` makes of a piece has the same.
+    `least`, `most`: total size over all attempts. `attempts`: least and largest number of attempts, each of which has
+    the same fixed cost. Work without a size (0) has the fixed cost alone. `timed`: first size at which it is timed; it
+    is doubled until that takes `MEASURED` longer, or all of the work is done. `measured`: fixed cost and cost of a unit
+    in each measurement, in seconds; copies by `replace` share it.
     """
 
     run: Callable[[int], object]
@@ -39,7 +38,10 @@ class Work:
     measured: list[tuple[float, float]] = field(default_factory=list, compare=False, repr=False)
 
     def seconds(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return what it takes at least and at most by `clock`: by the faster and by the slower of two measurements."""
+        """Return the least and the largest duration in seconds by `clock`, from the faster and the slower measurement.
+
+        There are two measurements.
+        """
 
         def took(size: int) -> float:
             started = clock()
@@ -64,12 +66,12 @@ class Work:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Work of which one alone of `options` will be done, each of several pieces: the least of them to the most."""
+    """Alternative works: one of `options`, each a list of pieces, will be done."""
 
     options: Sequence[Sequence[Work | OneOf]]
 
     def seconds(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return what it takes at least and at most by `clock`."""
+        """Return the least and the largest duration of the options, in seconds by `clock`."""
         sums = [
             [sum(ends) for ends in zip(*(one.seconds(clock) for one in pieces), strict=True)] for pieces in self.options
         ]
@@ -78,8 +80,8 @@ class OneOf:
 
 @runtime_checkable
 class StatesWork(Protocol):
-    """An attack that says what its work is before it begins."""
+    """An attack that states its work before it begins."""
 
     def work(self, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:
-        """Return the pieces of its work on what it would be given."""
+        """Return the pieces of work of the attack on this view and knowledge."""
         ...

@@ -88,7 +88,7 @@ def test_classes_and_data_sets_in_place_of_objects_and_rows() -> None:
     data = clients(small())
     run = sf.train(vanilla(mlp(), "1"), data, rounds=1)
     text = refusal(run.attack, sf.attacks.Rmle)
-    assert text == "attacks=Rmle is a class; expected an attack made of it, Rmle()"
+    assert text == "attacks=Rmle is a class; expected an instance, Rmle()"
     assert refusal(run.attack, ["norm", sf.attacks.Rmle]) == text
     assert "attacks=3 is not allowed" in refusal(run.attack, 3)
     assert "example is a Dataset" in refusal(vanilla, mlp(), "1", example=small())

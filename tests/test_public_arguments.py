@@ -356,7 +356,9 @@ def test_nothing_that_is_no_whole_number_and_no_switch_is_ignored_anywhere(world
 def test_a_round_is_one_that_was_trained_and_that_an_attack_reads(world: World) -> None:
     with pytest.raises(sf.InvalidInput, match=r"^round=9 is not allowed; expected a whole number of .* and at most 0$"):
         world.run.attack("nearest", round=9)
-    with pytest.raises(sf.InvalidInput, match=r"^round=0 is not allowed: nearest is on no recorded training; leave it"):
+    with pytest.raises(
+        sf.InvalidInput, match=r"^round=0 is not allowed: nearest does not read recorded training; leave it"
+    ):
         world.run.attack("nearest", round=0)
 
 

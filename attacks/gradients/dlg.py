@@ -1,12 +1,12 @@
-"""Deep leakage from gradients: search rows and labels whose gradient equals the one a client's update gives away.
+"""Deep leakage from gradients: optimizes rows and labels until their gradient equals that of a client's update.
 
 Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019.
 
 Minimises |g(x, y) - g*|² with L-BFGS over rows and labels together, from normal noise. The adversary is the aggregation
 server of a run that was recorded, against one client and one round with one step of SGD, or with method "fedsgd", whose
 clients send the gradient itself. Deviates: with a line search, in double precision, in units of |g*|², and from several
-starts, of which the best fit is kept. Where clients hold only the bottom of a split model the gradient at the cut is
-searched in place of the labels (see `gradient_matching`).
+starts, of which the one with the smallest misfit is kept. If clients hold only the bottom of a split model, the
+gradient at the cut is optimized in place of the labels (see `gradient_matching`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Dlg(Attack):
-    """`iterations` of L-BFGS from each of `restarts` starts."""
+    """Optimizes rows and labels by `iterations` of L-BFGS from each of `restarts` starts."""
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
@@ -39,6 +39,6 @@ class Dlg(Attack):
     restarts: int = field(default=3, metadata=require_count("dlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (rows, *shape), in no particular order."""
+        """Return the reconstructed rows, (rows, *shape), in no particular order."""
         client = client_gradient(view, knowledge)
         return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

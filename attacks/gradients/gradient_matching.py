@@ -1,16 +1,15 @@
-"""Shared by the attacks that invert gradients: what a client's update says of its gradient, and predictions' gradients.
+"""Shared by attacks that invert gradients: the client's gradient, from its update, and gradients of predictions.
 
 Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019 (matching the gradient of a prediction to a client's).
 
-Whoever averages the clients' weights knows those it sent, w, and those that came back, w'. After one step of SGD at
-rate r the step was d = (w - w') / r, and the gradient is d - decay w - momentum d', with d' the client's step before.
+An aggregation server knows the weights it sent, w, and those that came back, w'. After one step of SGD at rate r the
+step was d = (w - w') / r, and the gradient is d - decay w - momentum d', with d' the client's previous step. If the
+clients hold the whole model, or train on a loss of their own, that gradient is a function of rows and labels. If they
+hold the bottom of a split model, the gradient returned at the cut takes the place of the labels: the server does not
+know it, and optimizes it along with the rows (an extension; the papers have no cut). So are the outputs of defenses on
+a row's release and on the returned gradient, and the factor by which a row's gradient is clipped.
 
-Where the clients hold the whole model, or train on a loss of their own, that gradient is a function of rows and labels.
-Where they hold the bottom of a split model, the gradient that came back at the cut takes the place of the labels: it
-is unknown to the aggregation server and is searched along with the rows (an extension; the papers cut nothing). With it
-everything is searched that defenses make of a row's release and of what comes back, and by how much a row is clipped.
-
-Where the client clips the gradient of every row (DP-SGD), so are those of predictions, to the same norm, which is part
+If the client clips the gradient of every row (DP-SGD), those of predictions are clipped to the same norm, which is part
 of the protocol; the noise is taken at its mean.
 """
 
@@ -35,7 +34,7 @@ from splitfed.core.topology import Head, weights
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a client: its weights before, and the gradient of its loss, both as `segment/name` -> tensor."""
+    """One step of a client: the weights before it, and the gradient of its loss, both as `segment/name` -> tensor."""
 
     before: Mapping[str, Tensor]
     gradient: Mapping[str, Tensor]
@@ -43,9 +42,9 @@ class Step:
 
 
 def newest_step(view: View, local: LocalTraining) -> Step:
-    """Return the step behind the newest upload of a view that holds the messages of one client.
+    """Return the step of the newest upload in a view that holds the messages of one client.
 
-    Raises `InvalidInput` where the update is no gradient, or where a message that is needed was not recorded.
+    Raises `InvalidInput` if the update does not determine a gradient, or if a needed message was not recorded.
     """
     check_one_step(local)
     if local.sends_gradients:
@@ -55,7 +54,7 @@ def newest_step(view: View, local: LocalTraining) -> Step:
     if not rounds:
         raise InvalidInput(f"the view of {view.party!r} holds no weights that went to a client and came back")
     if rate == 0:
-        raise InvalidInput("the client's learning rate is 0; its update says nothing")
+        raise InvalidInput("the client's learning rate is 0; its update holds no gradient")
     first, *_ = rounds
     if momentum and first[0].stamp.epoch > 0:
         raise InvalidInput(f"momentum={momentum:g} needs the view from round 0 on; it begins at {first[0].stamp.epoch}")
@@ -74,7 +73,7 @@ def newest_step(view: View, local: LocalTraining) -> Step:
 
 
 def _sent_gradient(view: View, local: LocalTraining) -> Step:
-    """Return the step that the client leaves to the aggregation server: it sends the gradient itself."""
+    """Return the step of a client that sends its gradient itself, and leaves the step to the aggregation server."""
     came = [m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party]
     sent = {m.stamp.epoch: m for m in view.select(kind="weights").messages if m.sender == view.party}
     if not came or came[-1].stamp.epoch not in sent:
@@ -84,7 +83,7 @@ def _sent_gradient(view: View, local: LocalTraining) -> Step:
 
 
 def _message_pairs(view: View) -> list[tuple[Message, Message]]:
-    """Return what was sent and what came back, round by round."""
+    """Return the pairs of a message sent to the client and its answer, in the order of rounds."""
     sent: dict[int, Message] = {}
     pairs = []
     for message in view.select(kind="weights").messages:
@@ -96,7 +95,7 @@ def _message_pairs(view: View) -> list[tuple[Message, Message]]:
 
 
 def _check_known(local: LocalTraining, step: Step) -> None:
-    """Refuse a client that keeps segments to itself next to those that it sends: what they compute is not known."""
+    """Raise `InvalidInput` for a client that keeps some segments to itself, as their outputs are unknown."""
     own = [s for s in local.segments if any(f"{s.name}/{name}" not in step.before for name in weights(s.module))]
     sent = [s for s in local.segments if s not in own and weights(s.module)]
     for one in own:
@@ -109,7 +108,7 @@ def _check_known(local: LocalTraining, step: Step) -> None:
 
 
 class ClientGradient:
-    """The client's segments with the weights it started from: rows and unknowns -> gradient of its weights."""
+    """The gradient of the client's weights, at the weights of a step, as a function of rows and other unknowns."""
 
     def __init__(
         self, segments: Mapping[str, nn.Module], local: LocalTraining, step: Step, device: torch.device | str
@@ -140,19 +139,21 @@ class ClientGradient:
     def draw_unknowns(
         self, shape: Sequence[int], generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw a start for the labels of every head, as logits, and for the gradient of every released value."""
+        """Draw starts for the labels of every head, as logits, and for the gradient of every released value."""
         with torch.no_grad():
             made = self._forward(torch.zeros(self.rows, *shape, dtype=torch.float64, device=self.device))
         labels = {h.value: self.draw(made[h.value].shape, generator) for h in self.local.heads}
         return labels, {v: self.draw(made[v].shape, generator, 1 / self.rows) for v in self.local.released}
 
     def draw(self, shape: Sequence[int], generator: torch.Generator, scale: float = 1.0) -> Tensor:
-        """Return normal numbers of `shape` times `scale`, ready to be searched from."""
+        """Return normal random numbers of `shape`, times `scale`, that require a gradient."""
         drawn = torch.randn(*shape, generator=generator, dtype=torch.float64, device=generator.device)
         return (drawn * scale).to(self.device).requires_grad_()
 
     def gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the gradient of the loss in every weight, itself differentiable, in the order of the weights.
+        """Return the gradient of the loss in every weight, in the order of the weights.
+
+        Differentiable in all arguments.
 
         x: rows (n, *shape); `labels`: head -> logits (n, outputs); `back`: released value -> its gradient, same shape.
         """
@@ -168,7 +169,7 @@ class ClientGradient:
         return [torch.stack(parts).mean(0) for parts in zip(*rows, strict=True)]
 
     def _gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the gradient of the mean loss of rows x, none of them clipped."""
+        """Return the gradient of the mean loss of rows x, without clipping."""
         made = self._forward(x)
         loss = x.new_zeros(())
         for head in self.local.heads:
@@ -180,17 +181,20 @@ class ClientGradient:
         return [torch.zeros_like(w) if g is None else g for w, g in zip(self._weights, found, strict=True)]
 
     def outputs(self, x: Tensor, head: Head) -> Tensor:
-        """Return what the client's own model says of rows x at `head`."""
+        """Return the output of the client's model at `head` for rows x: (n, outputs)."""
         with torch.no_grad():
             return self._forward(x)[head.value]
 
     def last_layer(self, head: Head) -> Tensor:
-        """Return the gradient of the bias of the linear layer that makes the output at `head`, (outputs,)."""
+        """Return the gradient of the bias of the linear layer that computes the output at `head`: (outputs,).
+
+        Raises `InvalidInput` if the output is not that of a linear layer with a bias.
+        """
         segment = next(s for s in self.local.segments if head.value in s.outputs)
         linear = [(n, m) for n, m in self._modules[segment.name].named_modules() if isinstance(m, nn.Linear)]
         if not linear or linear[-1][1].bias is None:
             raise InvalidInput(
-                f"the output {head.value!r} is not made by a linear layer with a bias: labels stay hidden"
+                f"the output {head.value!r} is not computed by a linear layer with a bias, which would reveal labels"
             )
         return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
 
@@ -199,20 +203,20 @@ class ClientGradient:
 
 
 def clip_gradient(gradient: list[Tensor], norm: float) -> list[Tensor]:
-    """Return the `gradient` of one row, scaled to the L2 norm `norm` over all its numbers where it is longer."""
+    """Return the `gradient` of one row, scaled down to the L2 norm `norm` over all its numbers if it is longer."""
     length = sum((g.square().sum() for g in gradient), gradient[0].new_zeros(())).clamp_min(1e-300).sqrt()
     factor = (norm / length).clamp(max=1.0)
     return [g * factor for g in gradient]
 
 
 def client_gradient(view: View, knowledge: Knowledge) -> ClientGradient:
-    """Return the gradient of the client in `view`, at its newest step; raises `InvalidInput` as `newest_step` does."""
+    """Return the gradient function of the client in `view` at its newest step; raises as `newest_step` does."""
     local = unwrap(knowledge.local)
     return ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
 
 
 def soft_labels(head: Head, free: Tensor) -> Tensor:
-    """Return labels from unbounded numbers `free`: softmax or sigmoid probabilities; for a regression `free` itself."""
+    """Return labels for the unbounded numbers `free`: their softmax or sigmoid; for regression `free` itself."""
     name = "" if head.task is None else head.task.name
     if name == "classification":
         return free.softmax(1)
@@ -224,40 +228,42 @@ def soft_labels(head: Head, free: Tensor) -> Tensor:
 
 
 def classes_of(head: Head) -> int:
-    """Return the number of classes at `head`; raise `InvalidInput` for any task but a classification."""
+    """Return the number of classes at `head`; raise `InvalidInput` unless it learns by cross-entropy."""
     if head.task is None or head.task.name != "classification" or head.task.outputs is None:
         name = None if head.task is None else head.task.name
-        raise InvalidInput(f"classes are read off a classification's gradient; {head.value!r} has task {name!r}")
+        raise InvalidInput(
+            f"classes can be derived only from the gradient of a classification; {head.value!r} has task {name!r}"
+        )
     if has_own_loss(head.task):
         raise InvalidInput(
-            f"classes are read off the gradient of cross-entropy; {head.value!r} has the loss "
+            f"classes can be derived only from the gradient of cross-entropy; {head.value!r} has the loss "
             f"{describe_function(head.task.loss)}"
         )
     return head.task.outputs
 
 
 def class_logits(labels: Tensor, outputs: int) -> Tensor:
-    """Return logits (rows, outputs) that `soft_labels` turns into the classes `labels` (rows,) int64, to six digits."""
+    """Return logits (rows, outputs) whose `soft_labels` are one-hot for `labels` (rows,) int64, up to 1e-6."""
     return functional.one_hot(labels, outputs).double() * 20.0
 
 
 def single_class(head: Head, client: ClientGradient) -> Tensor:
-    """Return the class of a batch of one, (1,): the only one whose output had to rise.
+    """Return the class of a batch of one row, (1,), from the gradient of the last bias.
 
-    The gradient of the last bias is p - y, negative at the true class alone.
+    That gradient is p - y, negative at the true class alone.
     """
     return client.last_layer(head).argmin().view(1)
 
 
 def single_class_logits(head: Head, client: ClientGradient) -> Tensor:
-    """Return the class of a batch of one as logits, (1, outputs)."""
+    """Return the class of a batch of one row as logits, (1, outputs)."""
     return class_logits(single_class(head, client), classes_of(head))
 
 
 def batch_logits(head: Head, client: ClientGradient, usual: Tensor) -> Tensor:
-    """Return the classes of a batch as logits, (rows, outputs): of one row its own, of several how many of each.
+    """Return the classes of a batch as logits, (rows, outputs): exact for one row, estimated counts for several.
 
-    `usual`: rows (n, *shape) of which the client's model says what it is thought to say of its own on average.
+    `usual`: rows (n, *shape) on which the client's model is assumed to have the same mean output as on its own.
     """
     outputs = classes_of(head)
     if client.rows == 1:
@@ -269,9 +275,8 @@ def batch_logits(head: Head, client: ClientGradient, usual: Tensor) -> Tensor:
 def class_counts(bias: Tensor, confidences: Tensor, rows: int) -> Tensor:
     """Return the most plausible classes of a batch, (rows,) int64 in ascending order.
 
-    bias: (classes,) gradient of the last bias, the batch mean of p - y; said: (classes,) what the model is thought
-    to say on average, p. Class by class the count is about rows (p - bias); the rows go, one at a time, where most is
-    missing.
+    bias: (classes,) gradient of the last bias, the batch mean of p - y; confidences: (classes,) assumed mean of p. The
+    count of a class is about rows (p - bias); rows are assigned one at a time to the class with the largest remainder.
     """
     missing = rows * (confidences - bias)
     classes = []

@@ -1,11 +1,10 @@
-"""Improved deep leakage: the class is read off the last layer's gradient first, then only the row is searched.
+"""Improved deep leakage: derives the class from the last layer's gradient, then optimizes the row alone.
 
-Paper: Zhao, Mopuri, Bilen, "iDLG: improved deep leakage from gradients", 2020.
-
-With cross-entropy the gradient of the last bias is p - y, negative at the true class alone. That tells one class, so
-the batch must be one row. The row is searched as in `dlg`, with the same deviations: |g(x) - g*|² by L-BFGS. The label
-must be the client's own loss's: of a split model's bottom there is none, and `dlg` is the attack. Where the client
-clips its rows' gradients (DP-SGD), the prediction's is clipped too: at the class that was read off, none is as short.
+Paper: Zhao, Mopuri, Bilen, "iDLG: improved deep leakage from gradients", 2020. With cross-entropy the gradient of the
+last bias is p - y, negative at the true class alone. That determines one class, so the batch must be one row. The row
+is optimized as in `dlg`, with the same deviations: |g(x) - g*|² by L-BFGS. The client must hold the loss: for the
+bottom of a split model, which has none, use `dlg`. If the client clips per-row gradients (DP-SGD), the prediction's
+gradient is clipped too, at the derived class.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Idlg(Attack):
-    """`iterations` of L-BFGS from each of `restarts` starts."""
+    """Optimizes one row by `iterations` of L-BFGS from each of `restarts` starts."""
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
@@ -37,14 +36,16 @@ class Idlg(Attack):
     restarts: int = field(default=3, metadata=require_count("idlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (1, *shape)."""
+        """Return the reconstructed row, (1, *shape)."""
         local = unwrap(knowledge.local)
         check_hard_labels("Idlg", local)
         step = newest_step(view, local)
         if step.rows != 1:
-            raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")
+            raise InvalidInput(
+                f"Idlg derives one class from a gradient; expected a batch of 1 row, the client's has {step.rows}"
+            )
         if not local.heads:
-            raise InvalidInput("Idlg reads the class off the client's own loss; this client has none: take Dlg")
+            raise InvalidInput("Idlg derives the class from the client's own loss; this client has none: use Dlg")
         client = ClientGradient(view.segments, local, step, knowledge.device)
         labels = {h.value: single_class_logits(h, client) for h in local.heads}
         return best_fit(client, knowledge.shape, labels, self.iterations, self.restarts, generator, progress)

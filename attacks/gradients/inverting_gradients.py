@@ -1,4 +1,4 @@
-"""Inverting gradients: rows whose gradient points where the client's does, with total variation for a prior.
+"""Inverting gradients: rows whose gradient has the direction of the client's, with a total variation prior.
 
 Paper: Geiping, Bauermeister, Dröge, Moeller, "Inverting gradients - how easy is it to break privacy in federated
 learning?", NeurIPS 2020; labels of a batch counted as by Wainakh et al., "User-level label leakage from gradients in
@@ -6,8 +6,8 @@ federated learning", PETS 2022.
 
 Minimises 1 - cos(g(x, y), g*) + tv TV(x) over x from normal noise, TV the mean absolute difference of neighbours, with
 Adam on the sign of the gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the iterations, x held in the
-values' range. Labels are inferred first: one row's exactly, of a batch how many of each class. The direction of the
-gradient at the cut of a split model, which is unknown, is searched along (see `gradient_matching`). Deviates: in double
+values' range. Labels are inferred first: exactly for one row, the count of each class for a batch. The unknown
+direction of the gradient at the cut of a split model is optimized too (see `gradient_matching`). Deviates: in double
 precision, and rows are not standardised, so the rate is in units of the values' range.
 """
 
@@ -30,7 +30,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class InvertingGradients(Attack):
-    """`iterations` of signed Adam at rate `lr` from each of `restarts` starts; `tv` weighs total variation."""
+    """Optimizes rows by `iterations` of signed Adam at rate `lr` from each of `restarts` starts.
+
+    `tv`: weight of the total variation.
+    """
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
@@ -46,7 +49,7 @@ class InvertingGradients(Attack):
     tv: float = field(default=1e-4, metadata=require_number("inverting_gradients tv", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (rows, *shape), in no particular order."""
+        """Return the reconstructed rows, (rows, *shape), in no particular order."""
         check_hard_labels("InvertingGradients", unwrap(knowledge.local))
         client = client_gradient(view, knowledge)
         low, high = knowledge.value_range or (-1.0, 1.0)
@@ -87,14 +90,16 @@ class InvertingGradients(Attack):
 
 
 def cosine(found: list[Tensor], seen: list[Tensor]) -> Tensor:
-    """Return the cosine of the angle between two gradients, each a list of tensors, over all their numbers."""
+    """Return the cosine similarity of two gradients, each a list of tensors, over all their numbers."""
     inner = sum(((a * b).sum() for a, b in zip(found, seen, strict=True)), seen[0].new_zeros(()))
     norms = [sum((t.square().sum() for t in given), seen[0].new_zeros(())) for given in (found, seen)]
     return inner / (norms[0] * norms[1]).sqrt().clamp_min(1e-300)
 
 
 def variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbouring pixels, both directions added; 0 for no image.
+    """Return the mean absolute difference of neighbouring pixels, summed over both directions.
+
+    0 for rows that are no images.
 
     x: (n, channels, height, width).
     """

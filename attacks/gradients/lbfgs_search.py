@@ -1,4 +1,4 @@
-"""Shared by `dlg` and `idlg`: rows whose gradient fits a client's, searched with L-BFGS from several starts."""
+"""Shared by `dlg` and `idlg`: L-BFGS from several starts for rows whose gradient fits a client's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENOUGH = 1e-10  # of |g*|²: single-precision weights say no more
 _NEAR = 1e-6  # below it, a search that stalls has met their rounding
 
 QUICK = {"iterations": 200, "restarts": 3}
-"""The budget "fast" of both."""
+"""Parameters of the budget "fast" of `dlg` and `idlg`."""
 
 
 def best_fit(
@@ -28,10 +28,9 @@ def best_fit(
     generator: torch.Generator,
     progress: Progress,
 ) -> Tensor:
-    """Return the rows (rows, *shape), float32, of the start that ends nearest to the client's gradient.
+    """Return the rows, (rows, *shape) float32, of the start that ends with the smallest misfit of gradients.
 
-    `labels`: by head, as logits, where they are known; otherwise they are searched too. Which start is best is read off
-    the gradients, as the adversary can.
+    `labels`: head -> logits, if they are known; None: they are optimized too.
     """
     candidates: list[tuple[float, Tensor]] = []
     for start in range(restarts):
@@ -51,7 +50,7 @@ def best_fit(
 def _search(
     client: ClientGradient, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor], iterations: int
 ) -> Iterator[tuple[int, float]]:
-    """Move x, and those of `labels` and `back` that ask for a gradient; yield iterations done and the misfit."""
+    """Optimize x, and those of `labels` and `back` that require a gradient; yield (iterations done, misfit)."""
     unit = sum(float(g.square().sum()) for g in client.target) or 1.0
     free = [t for t in (x, *labels.values(), *back.values()) if t.requires_grad]
     optimizer = torch.optim.LBFGS(

@@ -1,4 +1,4 @@
-"""What an aggregation server knows of how a client trains between download and upload: the protocol, and no data."""
+"""What an aggregation server knows of a client's local training: the protocol without the data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from splitfed.core.topology import Head, Segment, Topology
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The protocol as everybody agreed on it.
+    """The agreed protocol of local training between download and upload.
 
-    `segments`: those a client computes from raw data alone, in order; `value`: the name of that data. `heads`: the
-    losses that stand on them (the labels are not known). `released`: what leaves them and gets a gradient back, which
-    an aggregation server never sees. `optimizer`: the name in `torch.optim`, or an import path; `options`: its
-    arguments, with "initial_lr" where the rate changes from round to round. `batches`: how many rows each batch of a
-    round has. `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
-    `clip`: the L2 norm to which the gradient of every row is clipped before the mean is taken; None: it is not.
-    `soft_labels`: the heads whose labels are mixed with what a teacher says, which the adversary never sees.
-    `rows`: how many different rows a round has; None: not known. `accumulate`: behind how many batches the optimizer
-    takes a step, on the mean of their losses.
+    `segments`: those that a client computes from raw rows alone, in order; `value`: name of the raw rows. `heads`: the
+    losses on these segments (labels are not known). `released`: outputs of these segments that get a gradient back,
+    which an aggregation server never sees. `optimizer`: name in `torch.optim`, or an import path; `options`: its
+    arguments, with "initial_lr" if the rate changes between rounds. `batches`: number of rows in each batch of a round.
+    `sends_gradients`: whether the client takes no step and sends the gradient of all its rows. `clip`: L2 norm to which
+    per-row gradients are clipped before averaging; None: no clipping. `soft_labels`: heads whose labels are mixed with
+    a teacher's outputs, which the adversary never sees. `rows`: number of different rows in a round; None: unknown.
+    `accumulate`: number of batches over whose mean loss the optimizer takes a step.
     """
 
     segments: tuple[Segment, ...]
@@ -42,7 +41,7 @@ class LocalTraining:
     accumulate: int = 1
 
     def copy(self) -> LocalTraining:
-        """Return the protocol with modules of its own, for somebody who may train them."""
+        """Return the protocol with copies of its modules, which may be trained."""
         modules = copy_modules({s.name: s.module for s in self.segments})
         return replace(self, segments=tuple(replace(s, module=modules[s.name]) for s in self.segments))
 
@@ -58,11 +57,11 @@ def local_training(
     soft_labels: Mapping[str, float] | None = None,
     hidden: Collection[str] = (),
 ) -> LocalTraining | None:
-    """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row.
+    """Return the known protocol of the clients of `topology` in `role`; None if they do not hold the whole raw row.
 
-    `private`: the segments that never leave a client; a model of those alone does not show in an update.
-    `soft_labels`: head -> weight of a divergence beside its loss; `hidden`: values whose gradient comes from what never
-    leaves a client (see `splitfed.federated.traits`).
+    `private`: segments that never leave a client; a model of these alone does not appear in an update. `soft_labels`:
+    head -> weight of a divergence beside its loss; `hidden`: values whose gradient comes from a part that never leaves
+    a client (see `splitfed.federated.traits`).
     """
     softened = soft_labels or {}
     if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
@@ -97,16 +96,19 @@ def local_training(
 
 
 def check_hard_labels(who: str, local: LocalTraining) -> None:
-    """Refuse, for attack `who`, labels that are mixed with what a teacher says: no class alone can be read off."""
+    """Raise `InvalidInput` for the attack `who` if labels are mixed with a teacher's outputs, which hides the class."""
     if local.soft_labels:
         raise InvalidInput(
-            f"{who} reads hard classes off an update; at {min(local.soft_labels)!r} labels are mixed with what a model "
-            "says that never leaves the client: take Dlg"
+            f"{who} derives hard classes from an update; at {min(local.soft_labels)!r} labels are mixed with outputs "
+            "of a model that never leaves the client: use Dlg"
         )
 
 
 def check_one_step(local: LocalTraining) -> None:
-    """Refuse a client whose update is no gradient: several steps, or an optimizer that bends it."""
+    """Raise `InvalidInput` if a client's update does not determine a gradient, as after several steps.
+
+    The optimizer must be SGD without options that change the direction of a step.
+    """
     if local.sends_gradients:
         normed = [s.name for s in local.segments if any(isinstance(m, _BatchNorm) for m in s.module.modules())]
         if normed and len(local.batches) > 1:

@@ -1,11 +1,9 @@
-"""Agreement of predicted labels: among predictions that are equally good, the one that is most like all others.
+"""Agreement of predicted labels: selects, among equally accurate predictions, the one most similar to the others.
 
 Source: the medoid, Kaufman, Rousseeuw, "Clustering by means of medoids", Statistical data analysis based on the L1 norm
 and related methods, 1987; for two classes by rank correlation, Spearman, "The proof and measurement of association
-between two things", American Journal of Psychology 15, 1904.
-
-Predictions that come by different ways to what is true agree with one another; those that are right about a few known
-victims by chance do not.
+between two things", American Journal of Psychology 15, 1904. Predictions that are right for different reasons agree
+with one another; predictions that fit a few known victims by chance do not.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from torch import Tensor
 
 
 def most_agreed(predictions: Mapping[str, Tensor]) -> str:
-    """Return the name of the prediction with the greatest mean agreement with the others; of equal ones the first.
+    """Return the name of the prediction with the greatest mean agreement with the others; the first among equals.
 
-    `predictions`: name -> scores (victims, classes), or (victims,) for two classes. Two agree as far as their scores
-    correlate in rank, in [-1, 1], where all are of two classes, and else by the share of victims, in [0, 1], of whom
-    they say the same class.
+    `predictions`: name -> scores (victims, classes), or (victims,) for two classes. The agreement of two predictions is
+    the rank correlation of their scores, in [-1, 1], if all have two classes; else the share of victims, in [0, 1],
+    with the same predicted class.
     """
     found = [scores.detach().double().cpu() for scores in predictions.values()]
     if all(scores.dim() == 1 or scores.shape[1] == 2 for scores in found):

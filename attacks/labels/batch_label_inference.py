@@ -1,20 +1,19 @@
-"""Batch label inference: labels and the others' logits whose weight gradient equals the one a party computes.
+"""Batch label inference: optimizes labels and the other parties' logits until they reproduce a party's weight gradient.
 
 Paper: Zou, Liu, Kang, Liu, He, Yi, Yang, Zhang, "Defending batch-level label inference and replacement attacks in
 vertical federated learning", IEEE Transactions on Big Data 2022 (Liu et al., "Batch label inference and replacement
 attacks in black-boxed vertical federated learning", 2021).
 
 The party is assumed not to see the gradient of single examples, as where messages are encrypted: of the view it uses
-only the gradient of its own weights, summed over a batch. With J the derivative of its logits by its weights,
-softmax(H + h) - softmax(l) is sought whose product with J is that gradient; h, the others' logits, and l, the labels,
-start at random and follow Adam (the authors: rate .05, 10 000 iterations). The product
-is linear, so J J' is worked out once for a batch and no second derivative is taken.
+only the gradient of its own weights, summed over a batch. With J the derivative of its logits by its weights, the
+attack seeks h and l such that the product of J and softmax(H + h) - softmax(l) is that gradient; h, the others' logits,
+and l, the labels, start at random and follow Adam (the authors: rate .05, 10 000 iterations). The product is linear, so
+J J' is computed once a batch and no second derivative is needed.
 
-What can be recovered: with J of full rank, as when a batch has no more rows than the last layer has independent
-inputs, the difference is unique, and its only negative entry is at the label. So the score of a class is
-softmax(l) - softmax(H + h); the authors read softmax(l), which the difference does not determine. Where a trained layer
-follows the cut, classes can be renamed without changing any gradient, and nobody can tell them apart: refused, as far
-as the width shows it.
+If J has full rank, as when a batch has no more rows than the last layer has independent inputs, the difference is
+unique, and its only negative entry is at the label. So the score of a class is softmax(l) - softmax(H + h); the authors
+use softmax(l), which the difference does not determine. If a trained layer follows the cut, classes can be permuted
+without changing any gradient and cannot be identified: such runs are refused as far as the width shows it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from splitfed.core.rows import flat_rows
 
 @dataclass(frozen=True)
 class BatchLabelInference(LabelAttack):
-    """`iterations` of Adam at rate `lr`; the weight gradient is that of `batch_size` rows at a time."""
+    """Optimizes labels by `iterations` of Adam at rate `lr`, from weight gradients of `batch_size` rows each."""
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     adapts_to = frozenset[DefenseEffect]()
@@ -51,7 +50,7 @@ class BatchLabelInference(LabelAttack):
     batch_size: int = field(default=16, metadata=require_count("batch_label_inference batch_size", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return softmax(l) - softmax(H + h): (victims, classes)."""
+        """Return the scores softmax(l) - softmax(H + h): (victims, classes)."""
         classes = check_classes("batch_label_inference", knowledge.classes)
         module, steps = own_steps("batch_label_inference", view, knowledge)
         width = tuple(steps[0].gradient.shape[1:])
@@ -98,7 +97,10 @@ class _Equations:
 
 
 def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equations]:
-    """Return what the weight gradients of `batch_size` rows at a time say; J is (rows * classes, weights)."""
+    """Return the equations given by the weight gradients of `batch_size` rows at a time.
+
+    J is (rows * classes, weights).
+    """
     weights = [p for p in module.parameters() if p.requires_grad]
     logits = module(step.inputs.clone())
     equations = []

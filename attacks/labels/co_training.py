@@ -1,13 +1,13 @@
-"""Co-training: two logistic regressions that teach each other, of the adversary's own features and of gradients.
+"""Co-training: two logistic regressions, on own features and on gradients, that label rows for each other.
 
 Paper: after Blum, Mitchell, "Combining labeled and unlabeled data with co-training", COLT 1998, whose two views of a
-row label rows for each other; here the labels handed over are probabilities, of all rows at once, and what is predicted
-is the sum of both views' log odds. That gradients are one of the views, and the numbers made of them, are ours.
+row label rows for each other; here the exchanged labels are probabilities of all rows at once, and the prediction is
+the sum of both views' log odds. The use of gradients as a view, and the features computed from them, are ours.
 
-The first view is what the adversary holds itself (`own_features`), fitted to the labels that it knows. Its
-probabilities, kept within `CLAMPED` of certainty, are the labels of the second: the `components` leading principal
-components of the gradients at the cut and of their directions, the log of their length and its square. The sum of both
-is the next label of every row that is not known, for `rounds` in all.
+The first view is the adversary's own features (`own_features`), fitted to the known labels. Its probabilities, kept
+within `CLAMPED` of certainty, are the labels of the second: the `components` leading principal components of the
+gradients at the cut and of their directions, the log of their length and its square. The sum of both gives the next
+labels of all unknown rows; this is repeated for `rounds`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 CLAMPED = 0.02
-"""No soft label is nearer to 0 or 1."""
+"""Minimum distance of a soft label from 0 and 1."""
 FLOOR = 1e-3
-"""Of the median length of a gradient: a shorter one has no direction."""
+"""Length, relative to the median length of gradients, below which a gradient has no direction."""
 ROUNDING = 1e-6
-"""A principal component, or a deviation, that is smaller beside the first is rounding."""
+"""Size of a principal component or deviation, relative to the first, below which it counts as rounding."""
 
 
 @dataclass(frozen=True)
 class CoTraining(LabelAttack):
-    """Classes by the sum of two regressions, of own features and of gradients.
+    """Predicts classes by the sum of two regressions, on own features and on gradients.
 
-    `hints`: known victims of each class; `rounds` of teaching; `components`: of gradients, and of directions.
+    `hints`: known victims of each class; `rounds`: of exchanged labels; `components`: number of principal components of
+    the gradients, and of their directions.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
@@ -51,7 +52,7 @@ class CoTraining(LabelAttack):
     components: int = field(default=8, metadata=require_count("co_training components", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         return known_of_each("co_training", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -59,7 +60,7 @@ class CoTraining(LabelAttack):
         return self.fit(view, knowledge).log_posterior(gradient_rows(view, knowledge.device))
 
     def fit(self, view: View, knowledge: Knowledge) -> FittedViews:
-        """Return both views, fitted to what the adversary knows and to the gradients in `view`; refuses as it does."""
+        """Return both views, fitted to the known labels and the gradients in `view`; raises as `run` does."""
         rows, labels, known = own_rows("co_training", view, knowledge)
         received, victims = gradient_rows(view, knowledge.device), victims_of(knowledge)
         if len(received) != victims:
@@ -80,21 +81,22 @@ class CoTraining(LabelAttack):
 
 @dataclass(frozen=True)
 class FittedViews:
-    """What the first view says of every victim, (victims, classes) log probabilities, and the second view, fitted."""
+    """The first view's log probabilities of every victim, (victims, classes), and the fitted second view."""
 
     own: Tensor
     reduction: GradientNumbers
     second: LogisticRegression
 
     def log_posterior(self, gradients: Tensor) -> Tensor:
-        """Return the sum of both views' log probabilities where victims have `gradients` (victims, numbers)."""
+        """Return the sum of both views' log probabilities for `gradients` (victims, numbers): (victims, classes)."""
         return self.own + self.second(self.reduction(gradients))
 
 
 @dataclass(frozen=True)
 class GradientNumbers:
-    """What makes few numbers of a gradient; `floor`: of its length; `shift` and `scale`: (numbers,), of the result.
+    """Maps gradients to a few standardised features.
 
+    `floor`: lower bound of a gradient's length; `shift` and `scale`: (features,), mean and deviation of the features.
     `means` and `axes`: (numbers,) and (numbers, components), of gradients and of their directions.
     """
 
@@ -105,14 +107,14 @@ class GradientNumbers:
     scale: Tensor | float = 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the numbers of gradients `rows` (n, numbers): (n, 2 components + 2) at most; float64."""
+        """Return the features of gradients `rows` (n, numbers): (n, 2 components + 2) at most; float64."""
         kinds = _kinds(rows.double(), self.floor)
         along = [(rows - mean) @ axes for rows, mean, axes in zip(kinds[:2], self.means, self.axes, strict=True)]
         return (torch.cat([*along, kinds[2], kinds[2].square()], 1) - self.shift) / self.scale
 
 
 def reduce_gradients(gradients: Tensor, components: int) -> GradientNumbers:
-    """Return what reduces `gradients` (n, numbers) to numbers of mean 0 and deviation 1 over them."""
+    """Return the map of `gradients` (n, numbers) to features of mean 0 and deviation 1 over these rows."""
     rows = gradients.double()
     lengths = rows.norm(dim=1)
     floor = max(FLOOR * float(lengths.median()), torch.finfo(torch.float64).tiny)
@@ -125,13 +127,13 @@ def reduce_gradients(gradients: Tensor, components: int) -> GradientNumbers:
 
 
 def _kinds(rows: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients on the scale of the least length, their directions, and the log of their lengths (n, 1)."""
+    """Return the gradients in units of the floor, their directions, and the log of their lengths, (n, 1)."""
     lengths = rows.norm(dim=1, keepdim=True).clamp_min(floor)
     return rows / floor, rows / lengths, (lengths / floor).log()
 
 
 def _axes(centered: Tensor, components: int) -> Tensor:
-    """Return the leading principal components of `centered` (n, numbers), but those that are rounding: (numbers, k)."""
+    """Return the leading principal components of `centered` (n, numbers) that exceed rounding: (numbers, k)."""
     _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
     kept = min(components, int((sizes > ROUNDING * sizes[:1]).sum()))
     found: Tensor = axes[:kept].T

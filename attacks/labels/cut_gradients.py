@@ -1,4 +1,4 @@
-"""What label attacks read from the gradients at a cut: one row a victim, on the scale of a single example's loss."""
+"""Gradients at a cut as label attacks read them: one row a victim, scaled to the loss of a single example."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def example_gradients(view: View, device: torch.device | str = "cpu") -> dict[st
 
 
 def gradient_rows(view: View, device: torch.device | str = "cpu") -> Tensor:
-    """Return all gradients of a victim side by side: (victims, numbers)."""
+    """Return all gradients of each victim, flattened and concatenated: (victims, numbers)."""
     return torch.cat([flat_rows(g) for g in example_gradients(view, device).values()], 1)
 
 
 def only_gradient(attack: str, view: View, device: torch.device | str = "cpu") -> Tensor:
-    """Return the gradients of the one value that has any: (victims, ...); refuse where there are several."""
+    """Return the gradients of the only value that has any, (victims, ...); raise `InvalidInput` if several have."""
     found = example_gradients(view, device)
     if len(found) != 1:
         raise InvalidInput(f"{attack} reads the gradient of one value; {view.party} receives those of {sorted(found)}")
@@ -39,14 +39,14 @@ def only_gradient(attack: str, view: View, device: torch.device | str = "cpu") -
 
 
 def check_two_classes(attack: str, classes: int | None) -> None:
-    """Refuse labels that are not one of two classes."""
+    """Raise `InvalidInput` unless the labels have two classes."""
     if classes != 2:
         kind = "no classes" if classes is None else f"{classes} classes"
         raise InvalidInput(f"{attack} predicts labels of two classes; this run has {kind}")
 
 
 def check_classes(attack: str, classes: int | None) -> int:
-    """Return the number of classes; refuse labels that are none."""
+    """Return the number of classes; raise `InvalidInput` for labels that are not classes."""
     if classes is None:
-        raise InvalidInput(f"{attack} predicts classes; the labels of this run are none")
+        raise InvalidInput(f"{attack} predicts classes; the labels of this run are not classes")
     return classes

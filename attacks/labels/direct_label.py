@@ -1,15 +1,13 @@
-"""Direct label: where the parties' logits are only added up, the gradient itself says which class is right.
+"""Direct label: reads the class off the sign of the gradient, if the parties' logits are only added up.
 
 Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
-USENIX Security 2022.
+USENIX Security 2022. With cross-entropy on a sum (or mean) of logits, the gradient at the cut is a positive multiple of
+p - onehot(y): only the entry of the true class is negative. The score of a class is its negated gradient, so the most
+negative entry wins; under noise on the gradient that is still the most likely class. With one logit for two classes
+(logistic loss) the gradient is negative for positives.
 
-With cross-entropy on a sum (or mean) of logits, the gradient at the cut is a positive multiple of p - onehot(y): only
-the entry of the true class is negative. The score of a class is its negated gradient, so the most negative entry wins;
-under noise on the gradient that is still the best reading of a row. With one logit for two classes (logistic loss) the
-gradient is negative for positives.
-
-So it is where a server in a U-shape returns the logits: whatever of the rest is encrypted, a gradient of them in plain,
-as in the published protocols of encrypted split learning, gives all labels away.
+The same holds if a server in a U-shape returns the logits: a plain gradient of them, as in the published protocols of
+encrypted split learning, reveals all labels, whatever else is encrypted.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class DirectLabel(LabelAttack):
-    """Needs a released value as wide as the classes (or one logit for two); has no parameters."""
+    """Requires a released value as wide as the number of classes (or one logit for two); has no parameters."""
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
 

@@ -1,11 +1,9 @@
-"""Direction: a gradient with a high cosine to that of a known positive example belongs to a positive.
+"""Direction: scores a victim by the cosine of its gradient with those of known positive examples.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
-2022 (the "hint" attack).
-
-A victim's score is the greatest cosine between its gradient and those of the hints, victims known to be positive;
-with one hint that is the paper's score, and we take the greatest over several. A zero gradient has cosine 0 to
-everything. Hints are not scored.
+2022 (the "hint" attack). A victim's score is the greatest cosine between its gradient and those of the hints, victims
+known to be positive; with one hint that is the paper's score, and the maximum over several is ours. A zero gradient has
+cosine 0 to all others. Hints are not scored.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Direction(LabelAttack):
-    """Classes by the direction of a row's gradient, compared with that of known victims.
+    """Predicts two classes by the direction of a row's gradient, compared with those of known positives.
 
-    `hints`: how many positives among the victims are known (the paper has 1; 3 and 5 are usual too).
+    `hints`: number of known positives among the victims (the paper has 1; 3 and 5 are usual too).
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
@@ -37,7 +35,10 @@ class Direction(LabelAttack):
     hints: int = field(default=1, metadata=require_count("direction hints", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Positives, as many as `hints`; refuses other than two classes."""
+        """Return the number of known positives required: 1 -> `hints`.
+
+        Raises `InvalidInput` unless there are two classes.
+        """
         check_two_classes("direction", classes)
         return {1: self.hints}
 
@@ -45,6 +46,6 @@ class Direction(LabelAttack):
         """Return the greatest cosine to a hint: (victims,) in [-1, 1]."""
         check_two_classes("direction", knowledge.classes)
         if 1 not in knowledge.hints or len(knowledge.hints[1]) == 0:
-            raise InvalidInput("direction needs known positives among the victims; it was given none")
+            raise InvalidInput("direction needs known positives among the victims; none are known")
         units = functional.normalize(gradient_rows(view, knowledge.device), dim=1, eps=1e-30)
         return (units @ units[knowledge.hints[1].to(units.device)].T).max(1).values

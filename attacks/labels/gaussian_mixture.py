@@ -1,31 +1,31 @@
-"""Gaussian mixture: each class a Gaussian of the gradients at the cut, fitted to known victims and all others together.
+"""Gaussian mixture: fits a Gaussian of cut gradients for each class, to known and unknown victims together.
 
 Paper: after Miller, Uyar, "A mixture of experts classifier with learning based on both labelled and unlabelled data",
 NIPS 1996, and Nigam, McCallum, Thrun, Mitchell, "Text classification from labeled and unlabeled documents using EM",
 Machine Learning 39, 2000: expectation maximization (Dempster, Laird, Rubin, Journal of the Royal Statistical Society B
-39, 1977) in which rows of known class keep it. That mixtures attack labels behind defenses is ours, and so are the
-numbers of a row that are fitted.
+39, 1977) in which rows of known class keep it. The use of mixtures against defended labels, and the features of a row
+that are fitted, are ours.
 
-A class has a mean and a covariance of its own, so that noise which a defense adds tells the class where it spreads the
-classes differently, and nothing is assumed of what gradients would have been without it: `marvell` draws other noise
-for each class, `max_norm` stretches rows that were long less.
+A class has a mean and a covariance of its own, so that a defense's noise reveals the class if it differs between
+classes; nothing is assumed of undefended gradients. For example, `marvell` draws different noise for each class, and
+`max_norm` stretches long rows less.
 
-Fitted are the C - 1 leading principal components of the rows, C being the number of classes, and the cube root of the
-squared length of what remains of a row. Gradients p - y of C logits lie in C - 1 directions, through a linear head too;
-what is spread over all the others becomes one number, which is nearly Gaussian where the noise is (Wilson, Hilferty,
-"The distribution of chi-square", PNAS 17, 1931). Components and remainders that are the rounding of single precision
-(`ROUNDING`) are none. All numbers are brought to variance 1 over the victims.
+The features are the C - 1 leading principal components of the rows, for C classes, and the cube root of the squared
+length of the remainder of a row. Gradients p - y of C logits lie in C - 1 directions, through a linear head too; noise
+in all other directions is summarised by one number, which is nearly Gaussian if the noise is (Wilson, Hilferty, "The
+distribution of chi-square", PNAS 17, 1931). Components and remainders below the rounding of single precision
+(`ROUNDING`) are left out. All features are scaled to variance 1 over the victims.
 
 A class's covariance is drawn towards that of all classes, after Friedman, "Regularized discriminant analysis", Journal
-of the American Statistical Association 84, 1989: the latter weighs 20 rows, a constant that was set on gradients drawn
-for the purpose. It has itself a prior of one row and covariance I / C^(2 / numbers), and a mean one of .01 rows at the
-mean of all, after Fraley, Raftery, "Bayesian regularization for normal mixture estimation and model-based clustering",
-Journal of Classification 24, 2007. Frequencies of classes are those among victims that are not known, with one row more
-for each. The first step knows the known victims alone; nothing is drawn, so there is one start and one result.
+of the American Statistical Association 84, 1989: the latter has the weight of 20 rows, a constant that was set on
+synthetic gradients. It has itself a prior of one row and covariance I / C^(2 / numbers), and a mean one of .01 rows at
+the mean of all, after Fraley, Raftery, "Bayesian regularization for normal mixture estimation and model-based
+clustering", Journal of Classification 24, 2007. Frequencies of classes are those among victims that are not known, with
+one row more for each. The first step uses the known victims alone. The algorithm is deterministic.
 
-A Gaussian is what is fitted, not what gradients are: without a defense attacks that compare directions do as well or
-better. Labels that a defense has changed in training (`label_dp`) are not modelled, as known victims are held to their
-true ones. With few rows, or where the classes are no clusters, what it finds is something else.
+Gradients need not be Gaussian: without a defense, attacks that compare directions do as well or better. Labels that a
+defense has changed in training (`label_dp`) are not modelled, as known victims are held to their true ones. With few
+rows, or if the classes are not clusters, the fitted components need not be the classes.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 ROUNDING = 1e-5
-"""Of the rows' root mean square: a remainder, or a principal component, that is smaller is rounding."""
+"""Size, relative to the rows' root mean square, below which a remainder or principal component is rounding."""
 PRIOR_ROWS = 0.01
-"""Rows that the prior of a class's mean weighs."""
+"""Weight of the prior of a class's mean, in rows."""
 SHARED_ROWS = 20.0
-"""Rows that the covariance of all classes weighs in that of one."""
+"""Weight of the covariance of all classes in that of one class, in rows."""
 SETTLED = 1e-6
-"""The most by which the probability of a class changes for any row, in a step after which none follows."""
+"""Convergence threshold: largest change of any row's class probabilities in the last step."""
 
 
 @dataclass(frozen=True)
 class GaussianMixture(LabelAttack):
-    """Classes by the log posterior of a semi-supervised Gaussian mixture, of as many Gaussians as classes.
+    """Predicts classes by the log posterior of a semi-supervised Gaussian mixture, one Gaussian a class.
 
-    `hints`: known victims of each class; `components`: leading principal components that are fitted, as far as the
-    rows have so many (None: one fewer than classes); `iterations`: of expectation maximization at most.
+    `hints`: known victims of each class; `components`: number of leading principal components that are fitted, at most
+    those of the rows (None: one fewer than classes); `iterations`: maximum steps of expectation maximization.
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT, DefenseEffect.GRADIENT})
@@ -69,18 +69,19 @@ class GaussianMixture(LabelAttack):
     iterations: int = field(default=200, metadata=require_count("gaussian_mixture iterations", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         return known_of_each("gaussian_mixture", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the log posterior of each class for each victim, known ones as if they were not: (victims, classes).
+        """Return the log posterior of each class for each victim: (victims, classes).
 
-        Raises `InvalidInput` without a known victim of every class, and for gradients that are not finite.
+        Known victims get a posterior too, which need not be at their known class. Raises `InvalidInput` without a known
+        victim of every class, and for gradients that are not finite.
         """
         return self.fit(view, knowledge).log_posterior(gradient_rows(view, knowledge.device))
 
     def fit(self, view: View, knowledge: Knowledge) -> FittedMixture:
-        """Return the mixture of the gradients in `view`; refuses what `run` does."""
+        """Return the mixture fitted to the gradients in `view`; raises `InvalidInput` as `run`."""
         classes = check_classes("gaussian_mixture", knowledge.classes)
         if any(len(knowledge.hints.get(number, ())) == 0 for number in range(classes)):
             raise InvalidInput(f"gaussian_mixture needs a known victim of each of {classes} classes")
@@ -96,10 +97,10 @@ class GaussianMixture(LabelAttack):
 
 @dataclass(frozen=True)
 class Reduction:
-    """What makes few numbers of a row: its principal components, and how long its remainder is where it has one.
+    """Maps rows to features: principal components, and the size of the remainder if there is one.
 
     `mean` (numbers,) of the rows, `axes` (numbers, components); `remains`: whether there are remainders; `shift` and
-    `scale`, one each for every number that is made, bring the rows to mean 0 and variance 1.
+    `scale`, one each for every feature, standardise the features to mean 0 and variance 1.
     """
 
     mean: Tensor
@@ -109,7 +110,10 @@ class Reduction:
     scale: Tensor | float = 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return what is fitted of `rows` (n, numbers): (n, components), or one more with the remainder; float64."""
+        """Return the features of `rows` (n, numbers): (n, components), or (n, components + 1) with the remainder.
+
+        Float64.
+        """
         centered = rows.double() - self.mean
         along = centered @ self.axes
         if self.remains:
@@ -140,7 +144,7 @@ class Gaussians:
 
 @dataclass(frozen=True)
 class FittedMixture:
-    """A mixture that was fitted, and the reduction of rows that it was fitted in."""
+    """A fitted mixture, and the reduction of rows to the features it was fitted on."""
 
     reduction: Reduction
     gaussians: Gaussians
@@ -187,7 +191,7 @@ def fit_gaussians(rows: Tensor, hints: Mapping[int, Tensor], iterations: int) ->
 
 
 def _maximize(rows: Tensor, weights: Tensor, shares: Tensor) -> Gaussians:
-    """Return the Gaussians of the greatest posterior where row i belongs to class c by `weights` (n, classes)."""
+    """Return the maximum a posteriori Gaussians for class probabilities `weights` (n, classes) of the rows."""
     numbers, classes = rows.shape[1], weights.shape[1]
     counts = weights.sum(0)
     means = weights.T @ rows / (counts + PRIOR_ROWS)[:, None]
@@ -216,6 +220,6 @@ def _principal_axes(centered: Tensor, components: int, least: float) -> Tensor:
 
 
 def _remainders(centered: Tensor, axes: Tensor) -> Tensor:
-    """Return the length of what `axes` (numbers, count) leave of `centered` (n, numbers): (n,)."""
+    """Return the length of each row of `centered` (n, numbers) orthogonal to `axes` (numbers, count): (n,)."""
     lengths: Tensor = (centered - centered @ axes @ axes.T).norm(dim=1)
     return lengths

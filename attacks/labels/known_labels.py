@@ -1,6 +1,6 @@
-"""Hints: victims whose label an adversary happens to know, drawn at random by whoever runs the experiment.
+"""Hints: randomly drawn victims whose labels an adversary knows.
 
-An attack asks for a number of them per class; it gets their positions, and they are left out when it is scored.
+An attack requests a number of them for each class; it gets their positions, and they are excluded from its scores.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from splitfed.core.errors import InvalidInput, check_count
 
 
 def draw_hints(labels: Tensor, counts: Mapping[int, int], generator: torch.Generator) -> dict[int, Tensor]:
-    """Return the positions of `asked[c]` victims of each class c, drawn without replacement: c -> (count,) int64.
+    """Return the positions of `counts[c]` victims of each class c, drawn without replacement: c -> (count,) int64.
 
-    labels: (victims,). Raises `InvalidInput` for more hints than there are victims of the class, and when nobody
-    would be left to attack.
+    labels: (victims,). Raises `InvalidInput` for more hints than victims of the class, and if no victim is left to
+    score.
     """
     drawn = {}
     for number, count in counts.items():
@@ -28,12 +28,12 @@ def draw_hints(labels: Tensor, counts: Mapping[int, int], generator: torch.Gener
         order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
         drawn[number] = members[order[:count]]
     if counts and sum(counts.values()) == len(labels):
-        raise InvalidInput(f"hints for all {len(labels)} victims leave nobody to attack; expected fewer")
+        raise InvalidInput(f"hints for all {len(labels)} victims leave no victim to attack; expected fewer")
     return drawn
 
 
 def rows_without_hints(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
-    """Return the positions of the `victims` that no hint names, in order: (m,) int64."""
+    """Return the positions, in order, of those of the `victims` that are no hints: (m,) int64."""
     left = torch.ones(victims, dtype=torch.bool)
     for rows in hints.values():
         left[rows] = False
@@ -41,9 +41,9 @@ def rows_without_hints(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
 
 
 def name_clusters(scores: Tensor, hints: Mapping[int, Tensor]) -> Tensor:
-    """Return `scores` (n, classes) with their columns in the order in which they fit the `hints` best.
+    """Return `scores` (n, classes) with their columns permuted to fit the `hints` best.
 
-    Of all ways to give each column to a class, the one with the greatest sum of scores over the known rows is taken.
+    The permutation has the greatest sum of scores of the known rows at their classes.
     """
     # SciPy's optimizers take half a second to import.
     from scipy.optimize import linear_sum_assignment

@@ -1,4 +1,4 @@
-"""Victims whose labels an adversary knows, by which it judges attacks on the labels of all others.
+"""Victims whose labels an adversary knows, used to estimate the error of label attacks on the others.
 
 Source: cross-validation, Stone, "Cross-validatory choice and assessment of statistical predictions", Journal of the
 Royal Statistical Society B 36, 1974, on the known rows.
@@ -17,16 +17,15 @@ from splitfed.attacks.scoring.label_metrics import auc
 
 FOLDS = 2
 ROUNDING = 1e-9
-"""Errors and shares of known victims that differ by no more are equal."""
+"""Largest difference at which errors, or shares of known victims, count as equal."""
 
 
 @dataclass(frozen=True)
 class KnownVictims:
     """Victims whose classes the adversary knows.
 
-    `hints`: class -> positions of the victims (count,) known to belong to it; `classes`: how many there are.
-
-    Two known victims of every class at least can judge: one to learn from, and one that was not learnt from.
+    `hints`: class -> positions of the victims (count,) known to belong to it; `classes`: number of classes. An error
+    estimate needs two known victims of every class: one to learn from, and one to test.
     """
 
     hints: Mapping[int, Tensor]
@@ -34,21 +33,21 @@ class KnownVictims:
 
     @property
     def judges(self) -> bool:
-        """Whether there are enough of them to judge by."""
+        """Whether every class has enough known victims for an error estimate."""
         return self.least >= FOLDS
 
     @property
     def least(self) -> int:
-        """The number of known victims of the class that has the fewest."""
+        """Smallest number of known victims of any class."""
         return min(len(self.hints.get(number, ())) for number in range(self.classes))
 
     @property
     def metric(self) -> str:
-        """By what is judged: "auc" for two classes, else "accuracy"."""
+        """Metric of the error estimate: "auc" for two classes, else "accuracy"."""
         return "auc" if self.classes == 2 else "accuracy"
 
     def extended(self, labels: Tensor, victims: int) -> KnownVictims:
-        """Return these and further known rows, with `labels` (count,), that stand behind the `victims`."""
+        """Return these and further known rows, with `labels` (count,), whose positions follow the `victims`."""
         hints = {}
         for number in range(self.classes):
             further = (labels == number).nonzero()[:, 0] + victims
@@ -56,32 +55,35 @@ class KnownVictims:
         return KnownVictims(hints, self.classes)
 
     def folds(self) -> Iterator[tuple[dict[int, Tensor], Tensor]]:
-        """Yield the hints that are left in each fold, class -> positions, and the positions (count,) held out of it."""
+        """Yield for each fold the hints to learn from, class -> positions, and the held-out positions (count,)."""
         for fold in range(FOLDS):
             held = torch.cat([rows[fold::FOLDS] for rows in self.hints.values()])
             yield {c: rows[~torch.isin(rows, held)] for c, rows in self.hints.items()}, held
 
     def cross_predict(self, predict: Callable[[dict[int, Tensor]], Tensor]) -> Tensor:
-        """Return what `predict` makes of hints: for each known victim, of those of the fold that it is held out of."""
+        """Return for each known victim the prediction of `predict` from the hints of the fold that holds it out."""
         scores = torch.empty(0)
         for hints, held in self.folds():
-            found = predict(hints)
-            scores = scores if len(scores) else found.clone()
-            scores[held] = found[held]
+            predicted = predict(hints)
+            scores = scores if len(scores) else predicted.clone()
+            scores[held] = predicted[held]
         return scores
 
     def error(self, scores: Tensor) -> float:
-        """Return 1 - AUC, or 1 - accuracy, of `scores` (victims, classes), or (victims,) for two, on the known ones."""
+        """Return 1 - AUC (two classes) or 1 - accuracy of scores on the known victims.
+
+        scores: (victims, classes), or (victims,) for two classes.
+        """
         labels, rows = self.labels_and_rows()
-        found = scores.detach().cpu()[rows]
+        known = scores.detach().cpu()[rows]
         if self.metric == "auc":
-            return 1 - auc(found if found.dim() == 1 else found[:, 1] - found[:, 0], labels == 1)
-        return 1 - float((found.argmax(1) == labels).double().mean())
+            return 1 - auc(known if known.dim() == 1 else known[:, 1] - known[:, 0], labels == 1)
+        return 1 - float((known.argmax(1) == labels).double().mean())
 
     def deviation(self, error: float) -> float:
-        """Return the standard deviation of an `error` that these victims show, by chance in which of them are known.
+        """Return the standard deviation of an `error` over random draws of the known victims.
 
-        Of an accuracy the binomial one; of an AUC that of Hanley, McNeil, "The meaning and use of the area under a
+        For an accuracy the binomial one; for an AUC that of Hanley, McNeil, "The meaning and use of the area under a
         receiver operating characteristic (ROC) curve", Radiology 143, 1982.
         """
         right, counts = 1 - error, [len(rows) for rows in self.hints.values()]
@@ -94,16 +96,17 @@ class KnownVictims:
         return math.sqrt(max(variance, 0.0) / (positives * negatives))
 
     def threshold(self, scores: Tensor) -> float:
-        """Return above what `scores` (victims,), of two classes, say class 1: of most right answers in both classes.
+        """Return the threshold on `scores` (victims,) with the greatest balanced accuracy on the known victims.
 
-        It lies in the middle between two known victims; of several that are equal it is the median, the upper of two.
+        Scores above it mean class 1. It lies midway between two known victims; of several equally good ones it is the
+        median, the upper of two.
         """
         labels, rows = self.labels_and_rows()
-        found, order = scores.detach().double().cpu()[rows].sort(stable=True)
-        cuts = (found[1:] + found[:-1])[found[1:] > found[:-1]] / 2
+        known, order = scores.detach().double().cpu()[rows].sort(stable=True)
+        cuts = (known[1:] + known[:-1])[known[1:] > known[:-1]] / 2
         if len(cuts) == 0:
-            return float(found[0])
-        above = found > cuts[:, None]
+            return float(known[0])
+        above = known > cuts[:, None]
         positive = labels[order] == 1
         right = above[:, positive].double().mean(1) + (~above[:, ~positive]).double().mean(1)
         best = cuts[right >= right.max() - ROUNDING]

@@ -1,4 +1,4 @@
-"""The base of the attacks on labels that read the gradients of a training step, and whom they must know."""
+"""The base of attacks that predict labels from the gradients of a training step, and their required hints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from splitfed.attacks.labels.cut_gradients import check_classes
 
 @dataclass(frozen=True)
 class LabelAttack(Attack):
-    """Base of attacks that predict the labels of rows from the gradients that came back in a training step.
+    """Base of attacks that predict the labels of rows from the gradients returned in a training step.
 
-    A subclass that needs more than the gradients sets `requires` anew.
+    A subclass that needs more than the gradients redefines `requires`.
     """
 
     target: ClassVar[Target] = Target.LABELS
@@ -22,8 +22,8 @@ class LabelAttack(Attack):
 
 
 def known_of_each(attack: str, classes: int | None, hints: int) -> dict[int, int]:
-    """Return how many victims of each class must be known: class -> `hints`, empty for 0; refuses labels that are none.
+    """Return the required number of known victims of each class: class -> `hints`, empty for 0.
 
-    `attack`: its name, for the error.
+    `attack`: name in the error. Raises `InvalidInput` for labels that are not classes.
     """
     return dict.fromkeys(range(check_classes(attack, classes)), hints) if hints else {}

@@ -1,10 +1,9 @@
-"""Logistic regression with a ridge penalty, of known classes or of soft labels, fitted to its one minimum.
+"""Logistic regression with a ridge penalty, on hard or soft labels, fitted to its unique minimum.
 
 Source: multinomial logistic regression, Cox, "The regression analysis of binary sequences", Journal of the Royal
-Statistical Society B 20, 1958; Bishop, "Pattern recognition and machine learning", 2006, section 4.3.
-
-The loss is that of scikit-learn's `LogisticRegression(C=1)`: the sum of cross-entropies over the rows and half the
-squared weights, intercepts left free. Two classes have one column of weights, more have one each.
+Statistical Society B 20, 1958; Bishop, "Pattern recognition and machine learning", 2006, section 4.3. The loss is that
+of scikit-learn's `LogisticRegression(C=1)`: the sum of cross-entropies over the rows plus half the squared weights,
+without a penalty on intercepts. Two classes have one column of weights, more classes have one each.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 STEPS = 100
-"""Iterations of L-BFGS at most."""
+"""Maximum iterations of L-BFGS."""
 LEAST = 1e-9
-"""A column that varies by less, of its own size, is constant and says nothing."""
+"""Relative deviation below which a column counts as constant and is dropped."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class LogisticRegression:
 
 
 def fit_logistic(rows: Tensor, labels: Tensor, penalty: float = 1.0) -> LogisticRegression:
-    """Return the regression of `labels` (n, classes), probabilities of each class, on `rows` (n, numbers), float64.
+    """Return the regression of `labels` (n, classes), probabilities of each class, on `rows` (n, numbers) in float64.
 
-    `penalty`: of half the squared weights, >= 0.
+    `penalty`: factor of half the squared weights, >= 0.
     """
     classes = labels.shape[1]
     # The first of two classes is the reference: with a column each the same penalty would count half.
@@ -54,10 +53,10 @@ def fit_logistic(rows: Tensor, labels: Tensor, penalty: float = 1.0) -> Logistic
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = -(labels * _widened(rows @ weights + intercepts).log_softmax(1)).sum()
-        found = found + penalty / 2 * weights.square().sum()
-        found.backward()
-        return found
+        loss = -(labels * _widened(rows @ weights + intercepts).log_softmax(1)).sum()
+        loss = loss + penalty / 2 * weights.square().sum()
+        loss.backward()
+        return loss
 
     optimizer.step(loss)
     return LogisticRegression(_widened(weights.detach()), _widened(intercepts.detach()))

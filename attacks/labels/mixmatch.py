@@ -1,16 +1,16 @@
-"""MixMatch: learns classes from a few labelled rows and many without labels, for attacks that have both.
+"""MixMatch: semi-supervised learning of classes from a few labelled and many unlabelled rows.
 
 Paper: Berthelot, Carlini, Goodfellow, Papernot, Oliver, Raffel, "MixMatch: a holistic approach to semi-supervised
 learning", NeurIPS 2019.
 
-In every step the model predicts the unlabelled rows' classes, the prediction is sharpened, all rows are shuffled and
-mixed with their neighbours in that order, and the model learns both kinds: cross-entropy on labels, squared error on
-predictions, whose weight grows linearly from zero. What is returned is the running average of the model.
-Deviations, those of Fu et al. (USENIX Security 2022), who use it on halves of images and on tables alike: rows are not
-augmented: one prediction a row, one mixing strength a step. Labelled and unlabelled rows go through the model
-together, which gives batch normalisation what the authors' interleaving gives it. Token ids have no mixture; what the
-model makes of them inside is mixed in their place, as in Chen, Yang, Yang, "MixText: linguistically-informed
-interpolation of hidden space for semi-supervised text classification", ACL 2020.
+In every step the model predicts the unlabelled rows' classes, the prediction is sharpened, every row is mixed with the
+row at its position in a random order, and the model learns from both kinds: cross-entropy on labels, squared error on
+predictions, whose weight grows linearly from zero. What is returned is the running average of the model. Deviations,
+those of Fu et al. (USENIX Security 2022), who use it on halves of images and on tables alike: rows are not augmented:
+one prediction a row, one mixing strength a step. Labelled and unlabelled rows go through the model together, which
+gives batch normalisation what the authors' interleaving gives it. Token ids cannot be mixed; the model's hidden
+features of them are mixed instead, as in Chen, Yang, Yang, "MixText: linguistically-informed interpolation of hidden
+space for semi-supervised text classification", ACL 2020.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class MixMatch:
     ) -> Model:
         """Train `model`, rows to logits (rows, classes), in place; return its running average, in evaluation mode.
 
-        labelled (n, *shape) with labels (n,) int64; unlabelled (m, *shape), m >= 1. A batch has no more rows of either
-        kind than the smaller of the two has. For token ids `model` takes order and strength of the mixture as well.
+        labelled (n, *shape) with labels (n,) int64; unlabelled (m, *shape), m >= 1. The batch size is limited by the
+        smaller of the two sets. For token ids `model` takes the order and strength of the mixture as further arguments.
         """
         weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(weights, lr=self.lr)
@@ -121,7 +121,10 @@ def mixed_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) ->
 
 
 def endless_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield batches of `size` of `count` rows for ever, a new order every pass, a short last batch left out."""
+    """Yield batches of `size` positions below `count` endlessly, reshuffled every pass.
+
+    An incomplete batch is left out.
+    """
     while True:
         yield from draw_batches(count, size, generator, least=size)
 

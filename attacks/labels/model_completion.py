@@ -1,4 +1,4 @@
-"""Model completion: a party's own trained bottom, an inference head on it, and a few labels give away all the others.
+"""Model completion: fine-tunes a party's trained bottom model with an inference head on a few labels.
 
 Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
 USENIX Security 2022 (passive attack; the active one is this attack after training with the poisoning
@@ -6,10 +6,10 @@ USENIX Security 2022 (passive attack; the active one is this attack after traini
 
 The party owns a part of every row and the bottom that reads it, whose training had to separate the classes. It adds a
 head (batch normalisation, ReLU, one layer that starts with ones, as the authors' does) and trains both by MixMatch:
-`labelled` auxiliary rows a class have labels, the other auxiliary rows and the victims themselves have none. Of all
-rows it sees its own part only. The paper trains the bottom on; the authors' published code makes the optimizer before
-it puts the trained bottom in, so that only the head learns: `tune=False` is that. It is one segment that reads one
-input of the party's own.
+`labelled` auxiliary rows a class have labels, the other auxiliary rows and the victims themselves have none. It sees
+only its own part of any row. The paper trains the bottom on; the authors' published code makes the optimizer before it
+puts the trained bottom in, so that only the head learns: `tune=False` is that. The bottom must be one segment that
+reads one input of the party's own.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from splitfed.core.rows import flat_rows
 
 @dataclass(frozen=True)
 class ModelCompletion(Attack):
-    """`labelled` auxiliary rows of each class are known with their labels.
+    """Trains an inference head on the party's bottom by MixMatch, with `labelled` known labels of each class.
 
-    `iterations`, `batch_size`, `lr`, `temperature`, `alpha`, `weight` and `decay`: see `MixMatch`. `tune`: whether the
-    bottom is trained on with the head.
+    The labels are those of auxiliary rows. `tune`: whether the bottom is trained on with the head. `iterations`,
+    `batch_size`, `lr`, `temperature`, `alpha`, `weight` and `decay`: see `MixMatch`.
     """
 
     target: ClassVar[Target] = Target.LABELS
@@ -78,7 +78,7 @@ class ModelCompletion(Attack):
         model = _Completed(bottom, width, classes, self.tune).to(knowledge.device)
         known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
-            raise InvalidInput("model_completion has one row without a label; expected two or more")
+            raise InvalidInput("model_completion has one unlabelled row; expected two or more")
         learnt = settings.fit(model, known, labels[labelled], unlabelled, generator, progress)
         with torch.no_grad():
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
@@ -117,7 +117,10 @@ def _single_input(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
 
 
 class _Completed(nn.Module):
-    """The bottom and a head, from the party's part of a row to logits (rows, classes); frozen unless `tune`."""
+    """The bottom with a head, from the party's part of a row to logits (rows, classes).
+
+    The bottom is frozen unless `tune`.
+    """
 
     def __init__(self, bottom: nn.Module, width: int, classes: int, tune: bool) -> None:
         super().__init__()
@@ -128,14 +131,14 @@ class _Completed(nn.Module):
         self.head = nn.Sequential(nn.BatchNorm1d(width), nn.ReLU(), last)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch the mode of what learns."""
+        """Set training mode on the modules that are trained."""
         super().train(mode)
         if not self.tune:
             self.bottom.eval()
         return self
 
     def forward(self, x: Tensor, order: Tensor | None = None, strength: float = 1.0) -> Tensor:
-        """Return logits of rows x; with an `order` what the bottom makes of them is mixed first."""
+        """Return logits of rows x; with an `order` the bottom's outputs are mixed first, by `strength`."""
         # A segment may begin with an operation in place.
         inner = flat_rows(self.bottom(x.clone()))
         scores: Tensor = self.head(inner if order is None else mix(inner, order, strength))

@@ -1,4 +1,4 @@
-"""What a party holds of rows by itself: its columns, what its own segment makes of them, and labels that it knows."""
+"""A party's own data of rows: its columns, the outputs of its own segment on them, and the labels it knows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from splitfed.core.rows import flat_rows
 
 
 def victims_of(knowledge: Knowledge) -> int:
-    """Return how many victims the party has columns of."""
+    """Return the number of victims whose columns the party holds."""
     return len(next(iter((knowledge.own or {}).values()), ()))
 
 
 def own_rows(attack: str, view: View, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the party holds of victims, and behind them of labelled auxiliary rows, standardised: (n, numbers).
+    """Return the party's standardised features of victims, followed by labelled auxiliary rows: (n, numbers).
 
-    Also the labels that it knows, (known, classes) one-hot, and the positions (known,) of the rows that have them.
-    Raises `InvalidInput`, naming the `attack`, without columns, or without a known row of every class.
+    Also the known labels, (known, classes) one-hot, and the positions (known,) of their rows. Raises `InvalidInput`,
+    naming the `attack`, without columns, or without a known row of every class.
     """
     classes = check_classes(attack, knowledge.classes)
     if not knowledge.own:
@@ -46,7 +46,7 @@ def own_rows(attack: str, view: View, knowledge: Knowledge) -> tuple[Tensor, Ten
 
 
 def _columns(view: View, own: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor:
-    """Return the columns of a party, and what its segment makes of them where it reads nothing else: (n, numbers)."""
+    """Return the party's columns, and its segment's outputs on them if it reads nothing else: (n, numbers)."""
     found = [flat_rows(x.to(knowledge.device).double()) for x in own.values()]
     if len(own) == 1 and len(view.segments) == 1 and not view.select(kind="activation").messages:
         segment = copy.deepcopy(next(iter(view.segments.values()))).to(knowledge.device).eval()

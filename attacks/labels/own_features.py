@@ -1,15 +1,12 @@
-"""Own features: a logistic regression from what the adversary holds itself to the labels that it knows.
+"""Own features: a logistic regression from the adversary's own data to the labels it knows.
 
 Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated
-learning", USENIX Security 2022, whose adversary has columns of its own and a few labels.
-
-It reads its own columns and what its own segment makes of them, and nothing that it received. So it is the floor of
-every attack on labels (`splitfed.threats.floors`): an attack that finds no more has learnt nothing from the others.
-All columns are brought to deviation 1 over the rows that the adversary has. Known labels are those of known victims
-(`hints`), and those of auxiliary rows where these are granted.
-
-A segment that was trained with the others holds what their gradients have taught it, of the rows of training: that
-counts as the adversary's own here.
+learning", USENIX Security 2022, whose adversary has columns of its own and a few labels. It reads its own columns and
+the outputs of its own segment on them, and no message. So it is the floor of every attack on labels
+(`splitfed.threats.floors`): an attack that scores no higher has learnt nothing from the other parties. Columns are
+scaled to deviation 1 over the adversary's rows. Known labels are those of known victims (`hints`), and those of
+auxiliary rows where granted. A segment trained with the others contains information from their gradients on training
+rows; here that counts as the adversary's own.
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class OwnFeatures(Attack):
-    """Classes by a logistic regression on what the party holds itself.
+    """Predicts classes by a logistic regression on the party's own features.
 
-    `hints`: known victims of each class (0: auxiliary rows alone); `penalty`: of half the squared weights.
+    `hints`: known victims of each class (0: auxiliary rows alone); `penalty`: factor of half the squared weights.
     """
 
     target: ClassVar[Target] = Target.LABELS
@@ -45,7 +42,7 @@ class OwnFeatures(Attack):
     penalty: float = field(default=1.0, metadata=require_number("own_features penalty", low=0.0))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         return known_of_each("own_features", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a party in the middle of a model knows of its own part in the steps that the victims took."""
+"""Inputs and returned gradients of a party's own segment in the victims' training steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class OwnStep:
-    """One batch: what went into the party's segment, (rows, ...), and the gradient that came back for what left it.
+    """One batch: the inputs of the party's segment, (rows, ...), and the returned gradient of its output.
 
     `gradient`: (rows, ...), of each row's own loss rather than of the batch's mean.
     """
@@ -26,10 +26,10 @@ class OwnStep:
 
 
 def own_steps(attack: str, view: View, knowledge: Knowledge) -> tuple[nn.Module, list[OwnStep]]:
-    """Return the party's segment, a copy in the mode of the steps but without dropout, and its steps in order.
+    """Return a copy of the party's segment, in the mode of the steps but without dropout, and its steps in order.
 
-    Raises `InvalidInput` unless the party holds one segment that reads one value, of its own or received, and sends
-    one, for which a gradient comes back.
+    Raises `InvalidInput` unless the party holds one segment that reads one value, own or received, and sends one value,
+    for which a gradient comes back.
     """
     if len(view.segments) != 1:
         raise InvalidInput(f"{attack} is for a party with one segment; {view.party} holds {sorted(view.segments)}")
@@ -45,7 +45,7 @@ def own_steps(attack: str, view: View, knowledge: Knowledge) -> tuple[nn.Module,
     with torch.no_grad():
         left, back = module(steps[0].inputs.clone()), steps[0].gradient
     if not isinstance(left, Tensor) or left.shape != back.shape:
-        raise InvalidInput(f"{attack} needs the gradient of all that leaves the segment of {view.party}")
+        raise InvalidInput(f"{attack} needs the gradient of the whole output of the segment of {view.party}")
     return module, steps
 
 

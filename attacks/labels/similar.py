@@ -1,18 +1,18 @@
-"""Similar: a row belongs to the class of the known row whose gradient, or whose release, is most like its own.
+"""Similar: predicts for a row the class of the known row with the most similar gradient or release.
 
 Paper: after Liu, Lyu, Cui, Tao, "Similarity-based label inference attack against training and inference of split
 learning", IEEE Transactions on Information Forensics and Security 2024, which compares gradients by their cosine and
 released values by their distance; the further details are not established, so those here are ours.
 
-Rows are the gradients at the cut, or what the party itself sent, each brought to length one; shorter ones than a
-thousandth of their median length are divided by that instead, so that the rounding of a gradient that is nearly zero
-has no direction (`short_rows`). With `distance` a class is as likely as its most similar known row is similar. With
-`k-means` as many clusters as classes start at the mean known row of each (without known rows at rows far from one
-another), and are named by the known rows in them.
+Rows are the gradients at the cut, or what the party itself sent, each brought to length one; rows shorter than a
+thousandth of the median length are divided by that instead, as their direction is rounding (`short_rows`). With
+`distance` the score of a class is the similarity of its most similar known row. With `k-means` as many clusters as
+classes start at the mean known row of each (without known rows at rows far from one another), and are assigned to
+classes by the known rows in them.
 
-Similarity is the cosine, or the negated Euclidean distance of the rows as they are, which in gradients mixes how sure
-the model is with which class is right. Without `hints` clusters have no names: the score then has the accuracy of the
-best assignment beside the plain one, and what that is by chance.
+Similarity is the cosine, or the negated Euclidean distance of the rows as they are, which in gradients depends on the
+model's confidence as well as on the class. Without `hints` clusters are not assigned to classes: the score then also
+has the accuracy of the best assignment, beside its value by chance.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ ROWS = ("gradients", "sent")
 METHODS = ("distance", "k-means")
 MEASURES = ("cosine", "euclidean")
 FLOOR = 1e-3
-"""Of the median length of a row: a shorter one has no direction."""
+"""Length, relative to the median length of rows, below which a row has no direction."""
 
 
 @dataclass(frozen=True)
 class Similar(LabelAttack):
-    """Classes by the likeness of rows to known victims, or by clusters where none is known.
+    """Predicts classes by the similarity of rows to known victims, or by clusters.
 
-    `hints`: known victims of each class (0: none, for k-means alone); `iterations`: of k-means at most.
-
-    `rows`: "gradients" or "sent", what the party itself sent; `method`: "distance" or "k-means"; `measure`: "cosine" or
+    `hints`: known victims of each class (0: none, for k-means alone); `iterations`: maximum steps of k-means. `rows`:
+    "gradients", or "sent", the party's own releases; `method`: "distance" or "k-means"; `measure`: "cosine" or
     "euclidean".
     """
 
@@ -60,7 +59,7 @@ class Similar(LabelAttack):
     iterations: int = field(default=100, metadata=require_count("similar iterations", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse distances to known rows where none are known, too."""
+        """Also raise `InvalidInput` for the method "distance" without hints."""
         super().__post_init__()
         if self.method == "distance" and self.hints == 0:
             raise InvalidInput(
@@ -69,24 +68,26 @@ class Similar(LabelAttack):
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """The party's own inputs, from which it knows what it sent."""
+        """The party's own inputs, from which it computes what it sent."""
         return frozenset({Needs.OWN_INPUTS}) if self.rows == "sent" else frozenset()
 
     @property
     def names_classes(self) -> bool:
-        """Whether known victims say what the clusters are called."""
+        """Whether known victims assign the clusters to classes."""
         return self.hints > 0
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         return known_of_each("similar", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return how similar each victim is to each class or cluster: (victims, classes)."""
+        """Return the similarity of each victim to each class or cluster: (victims, classes)."""
         classes = check_classes("similar", knowledge.classes)
         hints = knowledge.hints if self.hints else {}
         if self.hints and any(len(hints.get(number, ())) == 0 for number in range(classes)):
-            raise InvalidInput(f"similar needs a known victim of each of {classes} classes to name them")
+            raise InvalidInput(
+                f"similar needs a known victim of each of {classes} classes to assign clusters to classes"
+            )
         rows = self._rows(view, knowledge).double()
         if self.measure == "cosine":
             rows = rows / _lengths(rows)[:, None]
@@ -110,7 +111,7 @@ class Similar(LabelAttack):
         return rows @ others.T if self.measure == "cosine" else -torch.cdist(rows, others)
 
     def _centers(self, rows: Tensor, hints: Mapping[int, Tensor], classes: int, generator: torch.Generator) -> Tensor:
-        """Return where the clusters start: (classes, numbers)."""
+        """Return the initial centers of the clusters: (classes, numbers)."""
         if hints:
             return torch.stack([rows[hints[number].to(rows.device)].mean(0) for number in range(classes)])
         chosen = [int(torch.randint(len(rows), (), generator=generator))]
@@ -120,7 +121,7 @@ class Similar(LabelAttack):
         return rows[chosen].clone()
 
     def _cluster(self, rows: Tensor, centers: Tensor) -> Tensor:
-        """Return the similarity of each row to the center of each cluster, once no row changes its cluster."""
+        """Return the similarity of each row to the center of each cluster, after k-means converged: (n, clusters)."""
         nearest: Tensor | None = None
         for _ in range(self.iterations):
             scores = self._similarity(rows, self._bring_to_length(centers))
@@ -144,6 +145,6 @@ def short_rows(rows: Tensor) -> float:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """Return by what each row is divided: its length, at least `FLOOR` of the median one."""
+    """Return the divisor of each row: its length, at least `FLOOR` times the median length."""
     lengths: Tensor = rows.norm(dim=1)
     return lengths.clamp_min(max(FLOOR * float(lengths.median()), torch.finfo(rows.dtype).tiny))

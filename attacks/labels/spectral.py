@@ -1,12 +1,10 @@
-"""Spectral: the direction in which cut values vary most separates two classes.
+"""Spectral: separates two classes by the direction in which cut values vary most.
 
-Paper: Sun, Yang, Yao, Wang, "Label leakage and protection from forward embedding in vertical federated learning",
-2022.
-
-Rows are centered and projected on the first right singular vector. Its sign is arbitrary: the smaller of the two
-groups along it is called positive, by the adversary's prior that positives are the rarer class. With equally many of
-both, or with rare negatives, that is a coin's toss or wrong, and the truth does not repair it. The paper's rows are
-the party's own embeddings; ours are the gradients at the cut, or what was released to a party that stands between.
+Paper: Sun, Yang, Yao, Wang, "Label leakage and protection from forward embedding in vertical federated learning", 2022.
+Rows are centered and projected on the first right singular vector. Its sign is arbitrary: the smaller of the two groups
+along it is called positive, on the adversary's assumption that positives are the rarer class. If both are equally
+frequent, or negatives rarer, the sign is random or wrong, and the truth is not used to correct it. The paper's rows are
+the party's own embeddings; ours are the gradients at the cut, or the releases received by a party between two others.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ ROWS = ("gradients", "releases")
 
 @dataclass(frozen=True)
 class Spectral(LabelAttack):
-    """Two classes by the sign of the first principal component of what arrived.
+    """Predicts two classes by the sign of the first principal component of the received values.
 
-    `rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step.
+    `rows`: "gradients", or the "releases" that arrived in the same step.
     """
 
     rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
 
     @property
     def adapts_to(self) -> frozenset[DefenseEffect] | None:
-        """Directions of gradients do not change with the weight of the loss; of releases it states nothing."""
+        """Effects on the task's loss weight, which keep the directions of gradients; undeclared (None) for releases."""
         return frozenset({DefenseEffect.TASK_WEIGHT}) if self.rows == "gradients" else None
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the projections, less the boundary, positive for the smaller group: (victims,)."""
+        """Return the projections minus the boundary, positive for the smaller group: (victims,)."""
         check_two_classes("spectral", knowledge.classes)
         rows = (
             gradient_rows(view, knowledge.device)

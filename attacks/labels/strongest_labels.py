@@ -1,28 +1,27 @@
-"""Strongest label attack: the attacks on labels of this house, chosen on victims whose labels the adversary knows.
+"""Strongest label attack: the best of this project's label attacks, chosen on victims whose labels the adversary knows.
 
 Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
 Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
 `gaussian_mixture`, `co_training`, `own_features`, `insider_labels`, `model_completion` (with all labels that it can
-use, and with 4 of each class) and `exploit`: those of them for which the run grants what they need, and which take such
-labels. Why the others took no part is in `Selection.left_out`.
+use, and with 4 of each class) and `exploit`: as far as the run grants their requirements and has such labels.
+`Selection.left_out` states why a member does not take part.
 
-No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
-read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
-these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; but
-`co_training`, which reads what all others do, where it is behind that one by no more than a standard deviation of its
-own error on so few victims. Of others that are equal it is the one that agrees most with the others of these in what it
-predicts of all victims; of sizes of a member's work that are equal the least. A member that learns from known victims
-is judged on half of them after it has learnt from the other half, in turn, and then learns from all.
-`model_completion`, which predicts rows that took no step, is judged on the share `validation` of the labelled auxiliary
-rows too, and never learns from these: what it learns anew may be something else. Where the sign of a score is a guess
-(`norm`, `spectral`), the score turned over is a member too. A single score of two classes is moved so that zero tells
-known victims apart. No other label has a part in it.
+No party can start a training step with rows and labels of its own, so predictions from gradients can be tested on
+victims only. The adversary therefore knows `hints` of each class, which are not scored. All members predict these as
+well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction. `co_training`, which
+reads all that the others read, is preferred if its error exceeds the least by at most its own standard deviation on so
+few victims. Among other equally good members the one is chosen that agrees most with the rest of them on all victims;
+among equally good sizes of a member's work, the smallest. A member that learns from known victims is tested by two-fold
+cross-validation on them, and then learns from all. `model_completion`, which also predicts rows that took no training
+step, is tested on the share `validation` of the labelled auxiliary rows too, and is not retrained with these. If the
+sign of a score is a guess (`norm`, `spectral`), the negated score is a member too. A single score of two classes is
+shifted so that zero separates known victims best. No other label is used.
 
 With fewer than two known victims of each class the first member in the order above is taken (`Selection.criterion` says
-so); errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
-as many until that gains less than a point (.01) or `doublings` is reached, and which of the two it was is said.
+so); errors are NaN, and no member but `model_completion` does more work. The steps of a member are doubled until a
+doubling gains less than .01 or `doublings` is reached; `Selection.converged` states which.
 """
 
 from __future__ import annotations
@@ -64,18 +63,19 @@ STANDARD = {"iterations": 400, "doublings": 2}
 FULL = {"iterations": 800, "doublings": 4}
 LEAST_HINTS, ALL_HINTS = 2, 12
 FEW = 4
-"""Labelled rows of each class that `model_completion` has in its paper."""
+"""Number of labelled rows of each class in the paper of `model_completion`."""
 PASSES = 8.0
-"""Iterations of `model_completion` times what its running average forgets in one, as in its budgets."""
+"""Product of the iterations of `model_completion` and 1 - decay of its running average, as in its budgets."""
 KNOWN, IN_ORDER = "on known victims", "by the stated order of members"
 
 
 class LabelMember(NamedTuple):
-    """An attack among others: its `name`, the attack of each `size` of its work, and the first size (0: no steps).
+    """A candidate attack: its `name`, the attack for each `size` of its work, and the first size (0: no steps).
 
-    `needs`: what must be granted beyond what the attack requires; `learns`: whether it learns from known victims;
-    `named`: whether these name the classes that it found; `turned`: whether its scores are turned over; `rows`: whether
-    labelled auxiliary rows judge it as well; `fuses`: whether it reads what others read, own columns and gradients.
+    `needs`: what must be granted beyond the attack's requirements; `learns`: whether it learns from known victims;
+    `named`: whether these assign its clusters to classes; `turned`: whether its scores are negated; `rows`: whether
+    labelled auxiliary rows test it as well; `fuses`: whether it reads both inputs of the other members, own columns and
+    gradients.
     """
 
     name: str
@@ -90,7 +90,7 @@ class LabelMember(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The best attempt of a member: its error, the member, the size of its work and what it predicts of victims."""
+    """The best attempt of a member: its error, the member, the size of its work and its scores of the victims."""
 
     error: float
     member: LabelMember
@@ -102,10 +102,9 @@ class _Found(NamedTuple):
 class StrongestLabels(LabelAttack):
     """The best of several attacks on labels, chosen on known victims.
 
-    Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known.
-
-    `hints`: None: twelve in all, and two of each class at least. `validation`: see above. Budgets are called "quick",
-    "standard" and "full"; "fast", "default" and "paper" are the same.
+    Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known
+    (None: twelve in all, and at least two of each class). `validation`: see the head of this module. Budgets are called
+    "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
     adapts_to = frozenset[DefenseEffect]()
@@ -120,7 +119,7 @@ class StrongestLabels(LabelAttack):
     validation: float = field(default=0.2, metadata=require_share("strongest_labels validation"))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         count = check_classes("strongest_labels", classes)
         each = max(LEAST_HINTS, math.ceil(ALL_HINTS / count)) if self.hints is None else self.hints
         return dict.fromkeys(range(count), each) if each else {}
@@ -128,12 +127,12 @@ class StrongestLabels(LabelAttack):
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndSelection:
-        """Return the chosen member's scores of labels, (victims, classes) or (victims,), and how it was chosen."""
+        """Return the chosen member's scores of labels, (victims, classes) or (victims,), and the selection."""
         trials = self.compare(view, knowledge, generator, progress)
         return PredictionAndSelection(trials.predict(trials.chosen), trials.selection, trials.attack(trials.chosen))
 
     def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> LabelTrials:
-        """Return every member that takes part, tried; refuse where none does."""
+        """Return the trials of every member that takes part; raise `InvalidInput` if none does."""
         known = KnownVictims(knowledge.hints, check_classes("strongest_labels", knowledge.classes))
         trials = LabelTrials(view, knowledge, known, generator.initial_seed(), self.validation)
         members = list(self.members(knowledge, known))
@@ -148,7 +147,7 @@ class StrongestLabels(LabelAttack):
         return trials
 
     def members(self, knowledge: Knowledge, known: KnownVictims) -> Iterator[LabelMember]:
-        """Yield all members, granted or not, in the order that decides where nothing else does."""
+        """Yield all members, granted or not, in the order of preference among equally good ones."""
         count = known.least
         learnt: dict[str, Any] = {"learns": True, "hints": max(count, 1)}
         yield _member("direct_label")
@@ -174,7 +173,7 @@ class StrongestLabels(LabelAttack):
         yield _member("spectral", name="spectral, releases, turned over", needs=Needs.RELEASES, **over)
 
     def _completions(self, knowledge: Knowledge, known: KnownVictims) -> Iterator[LabelMember]:
-        """Yield `model_completion` with all labels that it can use of each class, and with the few of its paper."""
+        """Yield `model_completion` with all usable labels of each class, and with the few of its paper."""
         completion, labels = load("attacks", "model_completion"), knowledge.auxiliary_labels
         least = 0 if labels is None else int(torch.bincount(labels.long().cpu(), minlength=known.classes).min())
         least -= math.floor(self.validation * least)
@@ -191,7 +190,7 @@ class StrongestLabels(LabelAttack):
 
 
 class LabelTrials:
-    """Members that were tried on one view: all attempts, why others took no part, and which one is chosen."""
+    """Trials of members on one view: all attempts, the members left out, and the choice."""
 
     def __init__(self, view: View, knowledge: Knowledge, known: KnownVictims, seed: int, validation: float) -> None:
         self._view, self._knowledge, self._known = view, knowledge, known
@@ -202,7 +201,10 @@ class LabelTrials:
 
     @property
     def chosen(self) -> str:
-        """The member with the least error, of equal ones see above; where nothing judges the first."""
+        """Name of the chosen member: that with the least error, or the first member if no rows test them.
+
+        Ties are decided as the head of this module states.
+        """
         if not self._known.judges:
             return next(iter(self.found))
         least = min(found.error for found in self.found.values())
@@ -214,12 +216,12 @@ class LabelTrials:
 
     @property
     def selection(self) -> Selection:
-        """How the choice was made."""
+        """Record of the selection."""
         criterion = KNOWN if self._known.judges else IN_ORDER
         return Selection(self.chosen, tuple(self.tried), self._known.metric, tuple(self.left_out), criterion)
 
     def run(self, member: LabelMember, doublings: int, progress: Progress) -> None:
-        """Try a member, and twice as much of its work as long as that gains a point; or say why it takes no part."""
+        """Try a member, doubling its work as long as that gains .01; record why if it does not take part."""
         try:
             attack = member.attack(member.size)
             if missing := self._knowledge.missing(attack.requires | member.needs, self._view):
@@ -231,14 +233,14 @@ class LabelTrials:
             self.found[member.name] = best
 
     def attack(self, name: str) -> Attack:
-        """Return the attack that the member `name` makes its prediction by."""
+        """Return the attack by which the member `name` makes its prediction."""
         _, member, size, _ = self.found[name]
         return member.attack(size)
 
     def predict(self, name: str) -> Tensor:
-        """Return what the member `name` predicts of the victims, once it has learnt from all that is known.
+        """Return the scores of the victims by the member `name`, trained on all known labels.
 
-        A single score is moved so that known victims are told apart at zero, as far as they are.
+        A single score is shifted so that zero separates the known victims best.
         """
         _, member, size, _ = self.found[name]
         judged = self._judged(name)
@@ -248,7 +250,7 @@ class LabelTrials:
         return scores if scores.dim() == 2 else scores.double() - self._known.threshold(judged)
 
     def _judged(self, name: str) -> Tensor:
-        """Return what the member `name` predicted of the victims when it was judged, by the names of the classes."""
+        """Return the scores of the victims by the member `name` in its test, with clusters assigned to classes."""
         found = self.found[name]
         return name_clusters(found.scores, self._knowledge.hints) if found.member.named else found.scores
 
@@ -268,7 +270,7 @@ class LabelTrials:
         return min(found, key=lambda one: one.error)
 
     def _attempt(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
-        """Return the member's error on what it has not learnt from (NaN: there is nothing), and all its scores."""
+        """Return the member's error on rows it has not learnt from (NaN without such rows), and all its scores."""
         if member.rows:
             return self._attempt_with_auxiliary_rows(member, size, progress)
         if not self._known.judges:
@@ -283,7 +285,7 @@ class LabelTrials:
         return self._known.error(judged), scores
 
     def _attempt_with_auxiliary_rows(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
-        """Return the same; labelled auxiliary rows are held out, and stand behind the victims without a mark."""
+        """Return the same as `_attempt`, with held-out labelled auxiliary rows appended to the victims."""
         labels = unwrap(self._knowledge.auxiliary_labels).long()
         drawn = torch.Generator().manual_seed(derive(self._seed, "validation"))
         kept = _share_of_each(labels.cpu(), self._validation, drawn)
@@ -310,7 +312,7 @@ class LabelTrials:
 
 
 def _fix(progress: Progress, done: int, total: int) -> Progress:
-    """Return what says that `done` of `total` are done, whatever a member says of itself."""
+    """Return a progress callback that reports `done` of `total`, whatever arguments it is called with."""
     return lambda own, its_total: progress(done, total)
 
 
@@ -326,7 +328,7 @@ def _member(
     fuses: bool = False,
     **parameters: Any,
 ) -> LabelMember:
-    """Return the registered `attack` as a member, called so if it has no `name`; its work is its `iterations`."""
+    """Return the registered `attack` as a member named `name`, with its `iterations` as the size of its work."""
     kind = load("attacks", attack)
 
     def sized(size: int) -> Attack:
@@ -339,7 +341,7 @@ def _member(
 
 
 def _share_of_each(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Return the positions of a `share` of the rows of each class, rounded down, drawn at random: (count,)."""
+    """Return the positions of a random `share` of the rows of each class, rounded down: (count,)."""
     drawn = []
     for number in labels.unique().tolist():
         rows = (labels == number).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Where a row of numbers falls apart into two groups: the exact two-means of one dimension."""
+"""Exact two-means clustering of scores in one dimension."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def boundary(scores: Tensor) -> float:
-    """Return the number midway between the two groups of `scores` (n,) that lie closest around their own means.
+    """Return the midpoint between the two clusters of `scores` (n,) with the least sum of squares within.
 
-    All splits of the sorted scores are compared (least sum of squares within), so no start has to be guessed. One
-    score, or equal ones, have no groups: the result is that score.
+    All splits of the sorted scores are compared, so there is no random start. For a single score, or equal ones, the
+    result is that score.
     """
     ordered = scores.detach().double().cpu().sort().values
     if len(ordered) < 2:

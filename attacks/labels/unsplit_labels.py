@@ -1,4 +1,4 @@
-"""UnSplit labels: the label whose gradient, through a clone of the head, comes nearest to the one received.
+"""UnSplit labels: predicts the label whose gradient, through a clone of the head, is nearest to the received one.
 
 Paper: Erdogan, Kupcu, Cicek, "UnSplit: Data-oblivious model inversion, model stealing, and label inference attacks
 against split learning", WPES 2022 (label inference).
@@ -8,17 +8,19 @@ the least mean squared error to the received gradient wins. The authors compare 
 example a batch, with a clone of random weights. A server receives no weight gradients of the head: what arrives is the
 gradient at the cut, which depends on the head's weights. So the clone, of known architecture and fresh weights, is
 fitted: Adam lowers the (soft) least error over classes, over all victims at once, with one factor for the weight of the
-loss. To the squared error we add one minus the cosine: gradients of examples that a trained model gets right are short
-and would have no say. Batches may have any size, as each row of a mean loss is divided by the known number of rows.
+loss. To the squared error we add one minus the cosine: gradients of examples that a trained model classifies correctly
+are short and would hardly count. Batches may have any size, as each row of a mean loss is divided by the known number
+of rows.
 
-From gradients at the cut alone the classes have no names: swapping two of the head's outputs together with their
-labels changes nothing that arrives. The attack therefore asks for `hints`, known victims of each class. A head of one
-layer is fitted within seconds; the more hidden layers it has, the more hints and iterations a trained one takes.
+Gradients at the cut alone do not identify the classes: swapping two of the head's outputs together with their labels
+changes no message. The attack therefore needs `hints`, known victims of each class. A head of one layer is fitted
+within seconds; the more hidden layers it has, the more hints and iterations a trained one takes.
 
 The rate of `paper` is the authors'; the other constants are ours. They were checked on Fashion-MNIST, on which this
 attack is not reported: behind a head of one layer, untrained or trained, rates of .005 to .05, 100 iterations or 300,
-and hint weights of 1 to 100 all find every label there, so the choice was not made by its outcome. It is no promise: on
-MNIST, behind the trained last layer of another network, `fast` misses some (the table `unsplit_labels`).
+and hint weights of 1 to 100 all predict every label correctly there, so the choice was not made by its outcome. That
+does not hold in general: on MNIST, behind the trained last layer of another network, `fast` misses some (the table
+`unsplit_labels`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _TOLD = 10.0  # the weight of the hints, which alone say what a class is called
 
 @dataclass(frozen=True)
 class UnsplitLabels(LabelAttack):
-    """`iterations` of Adam at rate `lr` on the clone; `hints` known victims of each class."""
+    """Fits a clone of the head by `iterations` of Adam at rate `lr`; `hints`: known victims of each class."""
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
@@ -58,14 +60,16 @@ class UnsplitLabels(LabelAttack):
     hints: int = field(default=1, metadata=require_count("unsplit_labels hints", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
-        """Victims of every class, as many as `hints` each."""
+        """Return the number of known victims required of each class: class -> `hints`."""
         return known_of_each("unsplit_labels", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the negated errors, the squared part relative to the gradients' mean square: (victims, classes)."""
+        """Return the negated errors, their squared part relative to the gradients' mean square: (victims, classes)."""
         classes = check_classes("unsplit_labels", knowledge.classes)
         if set(knowledge.hints) != set(range(classes)):
-            raise InvalidInput(f"unsplit_labels needs a known victim of each of {classes} classes to name them")
+            raise InvalidInput(
+                f"unsplit_labels needs a known victim of each of {classes} classes to identify the classes"
+            )
         module, steps = own_steps("unsplit_labels", view, knowledge)
         with torch.no_grad():
             sent = torch.cat([module(step.inputs) for step in steps])
@@ -91,7 +95,7 @@ def _errors(predicted: Tensor, received: Tensor) -> Tensor:
 
 
 class _Clone(nn.Module):
-    """From what was sent, (n, ...), to the gradient there for every possible label, (n, classes, numbers)."""
+    """Maps released values (n, ...) to their gradients for every possible label, (n, classes, numbers)."""
 
     def __init__(self, head: nn.Module, classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How sure a model is of a row's true label: what membership attacks read off its outputs.
+"""A model's confidence in the true label of a row, as membership attacks compute it from outputs.
 
 Outputs of two classes may be a single logit, (n,) or (n, 1), of class 1.
 """
@@ -35,7 +35,7 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_classes(attack: str, classes: int | None) -> int:
-    """Return the number of classes; raise `InvalidInput` if it is None: regressions hold no confidence in a label."""
+    """Return the number of classes; raise `InvalidInput` for a regression, which has no confidence in a label."""
     if classes is None:
-        raise InvalidInput(f"{attack} needs a model of classes; this run learns a regression")
+        raise InvalidInput(f"{attack} needs a classification; this run learns a regression")
     return classes

@@ -1,4 +1,4 @@
-"""The work of attacks that train copies of the model: timed on one copy, as it will be made."""
+"""Estimates the work of attacks that train copies of the model, by timing one copy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from splitfed.attacks.base import Knowledge, unwrap
 from splitfed.attacks.work import BATCHES, Work
 
 BATCH = 32
-"""Rows of a batch, where the attack leaves the size to the run."""
+"""Batch size for the estimate, if the attack uses the batch size of the run."""
 
 
 class Copies(NamedTuple):
-    """Copies of the model, `least` of them or up to `most`, each trained on `rows` rows and then asked about `asked`.
+    """From `least` to `most` copies of the model, each trained on `rows` rows and evaluated on `asked` rows.
 
-    Where a copy learns from a random half of rows, `rows` is the mean.
+    If a copy learns from a random half of rows, `rows` is the mean.
     """
 
     least: int
@@ -29,10 +29,10 @@ class Copies(NamedTuple):
 def copies_work(
     knowledge: Knowledge, epochs: int | None, batch_size: int | None, copies: Collection[Copies]
 ) -> list[Work]:
-    """Return the work of all `copies`, each with `epochs` and `batch_size`; None: as the run was.
+    """Return the work of all `copies`, each with `epochs` and `batch_size` (None: those of the run).
 
-    A copy of a few batches is timed as a whole, for its last batch counts as much as a full one and nobody tells here
-    how large the run's were; larger ones grow in proportion to their rows, a few batches of which are a unit.
+    A copy of a few batches is timed as a whole, as its incomplete last batch may cost as much as a full one. The work
+    of larger copies grows in proportion to their rows, with a few batches as the unit.
     """
     x, y, imitate = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels), unwrap(knowledge.imitate)
     few = BATCHES * (batch_size or BATCH)

@@ -4,10 +4,10 @@ Paper: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attack
 (algorithm 1 online, section V-B offline).
 
 The confidence is log(p / (1 - p)) for p the probability of the true label, which is close to Gaussian. Online: every
-copy trains on half of the auxiliary rows and candidates, drawn so that each row is in exactly half of the copies;
-the score is log N(seen; in) - log N(seen; out). Offline: copies train on auxiliary rows alone, and the score is how
-many standard deviations the confidence lies above those of the copies, which orders rows as the authors' one-sided
-test does and does not round to 1. The authors also ask for augmented versions of a row; we ask for the row itself.
+copy trains on half of the auxiliary rows and candidates, drawn so that each row is in exactly half of the copies; the
+score is log N(seen; in) - log N(seen; out). Offline: copies train on auxiliary rows alone, and the score is how many
+standard deviations the confidence lies above those of the copies, which orders rows as the authors' one-sided test
+does, without rounding to 1. The authors also query augmented versions of a row; here only the row itself is queried.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Lira(Attack):
-    """Members by the likelihood ratio of a row's score under models trained with and without it.
+    """Predicts membership by the likelihood ratio of a row's confidence under models trained with and without it.
 
-    `copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
-
-    `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
-    better with fewer than 64 copies; else each has its own.
+    `copies`: number of models trained for `epochs` in batches of `batch_size` (None: as the run). `online`: whether the
+    copies train on candidates too. `pooled`: whether all candidates share one variance, which is better with fewer than
+    64 copies.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -54,7 +53,7 @@ class Lira(Attack):
     batch_size: int | None = field(default=None, metadata=require_count("lira batch_size", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse an odd number of copies too."""
+        """Also raise `InvalidInput` for an odd number of copies."""
         super().__post_init__()
         if self.copies % 2:
             raise InvalidInput(f"lira copies={self.copies} is not allowed; expected an even number: half hold each row")
@@ -72,7 +71,7 @@ class Lira(Attack):
         return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
-        """Return its work: copies of the model, each trained on half of the rows."""
+        """Return the work of the attack: copies of the model, each trained on half of the rows."""
         asked = len(unwrap(knowledge.candidates))
         rows = len(unwrap(knowledge.auxiliary)) + self.online * asked
         copies = Copies(self.copies, self.copies, rows // 2, asked)
@@ -81,7 +80,7 @@ class Lira(Attack):
     def _copies(
         self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' confidence in every copy, and which copy holds which: (copies, candidates) each."""
+        """Return each copy's confidence in each candidate, and whether it trained on it: (copies, candidates) each."""
         rows, labels = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if self.online:
             rows, labels = torch.cat([x, rows]), torch.cat([y, labels])
@@ -97,5 +96,5 @@ class Lira(Attack):
 
 
 def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
-    """Return (copies, rows) bool, at random, with every row in exactly half of the copies."""
+    """Return a random (copies, rows) bool matrix in which every row is True in exactly half of the copies."""
     return torch.rand(copies, rows, generator=generator).argsort(0).argsort(0) < copies // 2

@@ -1,12 +1,13 @@
-"""Membership from cut activations: releases of training rows reveal their labels better than those of other rows.
+"""Membership from releases: a row's label is easier to predict from its release if the row was trained on.
 
 Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
 attacks", ICLR 2022 (a score minus what a model without the row would give); applied to releases by us.
 
-A bottom segment that was trained on a row has learnt to move its release to where its label is read. The adversary
-fits a classifier of labels to auxiliary releases, which pass the victims' parties and defenses, and another to the
-clean auxiliary rows; the score is the true label's log odds by the first, minus those by the second, which knows how
-hard the row is and nothing of the model. No output of the model is needed, so a server in the middle of a U can do it.
+A bottom segment trained on a row maps it to a release from which its label can be predicted. The adversary fits a
+classifier of labels to auxiliary releases, which pass the victims' parties and defenses, and another to the clean
+auxiliary rows; the score is the true label's log odds by the first, minus those by the second, which calibrate for the
+row's difficulty and do not depend on the model. No output of the model is needed, so a server in the middle of a
+U-shaped topology can run it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class MembershipReleases(Attack):
-    """`epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`, classifiers of `width`.
+    """Trains classifiers of `width` for `epochs` in batches of `batch_size` with Adam at rate `lr`.
 
-    `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
+    `queries`: number of passes of the auxiliary rows through the victims' parties, used in turn.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -56,7 +57,7 @@ class MembershipReleases(Attack):
     def _odds(
         self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator
     ) -> Tensor:
-        """Return log odds of the candidates' labels, `asked` being read by a classifier that learnt from `passes`."""
+        """Return the log odds of the candidates' labels by a classifier trained on `passes`; it reads `asked`."""
         labels, classes = unwrap(knowledge.auxiliary_labels), unwrap(knowledge.classes)
         network = train_classifier(
             asked, passes, labels, classes, generator,

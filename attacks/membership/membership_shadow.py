@@ -1,12 +1,11 @@
-"""Membership by shadow models: a classifier learns from copies of the model what outputs on members look like.
+"""Membership by shadow models: a classifier of members, trained on the outputs of copies of the model.
 
-Paper: Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE S&P
-2017.
+Paper: Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE S&P 2017.
 
 Every copy trains on a random half of the auxiliary rows; its outputs on that half and on the other are examples of
-members and non-members. Two deviations: one classifier for all classes, given the class, in place of one a class,
-since auxiliary rows are few; it reads log probabilities, the true label's first and the others in order, as the order
-of classes says nothing about membership.
+members and non-members. Two deviations: one classifier for all classes, with the class as an input, instead of one for
+each class, since auxiliary rows are few; it reads log probabilities, the true label's first and the others in order, as
+the order of classes holds no information about membership.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ _FLOOR = -30.0  # log probability
 
 @dataclass(frozen=True)
 class MembershipShadow(Attack):
-    """Members by a classifier that learns from copies of the model whose members are known.
+    """Predicts membership by a classifier trained on the outputs of copies whose training rows are known.
 
-    `copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
-
-    The classifier has twice `width` hidden units and learns for `classifier_epochs`.
+    `copies`: number of models trained for `epochs` in batches of `batch_size` (None: as the run). The classifier has
+    twice `width` hidden units and is trained for `classifier_epochs`.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -65,7 +63,7 @@ class MembershipShadow(Attack):
         return scores[:, 1] - scores[:, 0]
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
-        """Return its work: copies of the model, each trained on half of the auxiliary rows."""
+        """Return the work of the attack: copies of the model, each trained on half of the auxiliary rows."""
         rows = len(unwrap(knowledge.auxiliary))
         copies, examples = Copies(self.copies, self.copies, rows // 2, rows), [self.copies * rows]
         return [
@@ -74,9 +72,10 @@ class MembershipShadow(Attack):
         ]
 
     def classifier_work(self, knowledge: Knowledge, least: Collection[int], most: Collection[int]) -> Work:
-        """Return the work of between `least` and `most` classifiers, on as many examples each; a unit is a few steps.
+        """Return the work of training classifiers; a unit is a few steps.
 
-        A last batch counts as a full one.
+        `least`, `most`: number of examples of each classifier, in the shortest and in the longest case. An incomplete
+        last batch counts as a full one.
         """
         few, classes = BATCHES * CLASSIFIER_BATCH, unwrap(knowledge.classes)
         values = {"features": torch.zeros(few, 2 * classes + 1, device=knowledge.device)}
@@ -98,7 +97,7 @@ class MembershipShadow(Attack):
         )  # fmt: skip
 
     def _examples(self, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> tuple[Tensor, Tensor]:
-        """Return features of the auxiliary rows by every copy, and (rows,) int64 with 1 for those it trained on."""
+        """Return the features of the auxiliary rows by every copy, and (rows,) int64, 1 for its training rows."""
         x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if len(x) < 4:
             raise InvalidInput(f"membership_shadow needs at least 4 auxiliary rows, to train on half; found {len(x)}")
@@ -115,9 +114,10 @@ class MembershipShadow(Attack):
 
 
 def features(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return what the classifier reads of outputs (n, classes) on rows of `labels` (n,): (n, 2 classes + 1) float32.
+    """Return the classifier's inputs for outputs (n, classes) on rows of `labels` (n,): (n, 2 classes + 1) float32.
 
-    Log odds of the true label, its log probability, those of the others from the greatest down, and the label one-hot.
+    Log odds of the true label, its log probability, those of the other classes in descending order, and the one-hot
+    label.
     """
     known = log_probabilities(outputs).clamp_min(_FLOOR)
     true = functional.one_hot(labels.long(), known.shape[1]).bool()

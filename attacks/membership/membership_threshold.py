@@ -1,12 +1,11 @@
-"""Membership by loss: a row is the more likely a member, the smaller the model's loss on it.
+"""Membership by loss: the smaller the model's loss on a row, the more likely the row is a member.
 
-Paper: Yeom, Giacomelli, Fredrikson, Jha, "Privacy risk in machine learning: analyzing the connection to
-overfitting", CSF 2018 (adversary 2, by the loss).
-
-The adversary holds candidate rows with their labels and asks the whole trained model, as a black box through its
-parties and their defenses, for its outputs. The authors say "member" below the average training loss; we return
-minus the loss and leave the threshold to the ROC. It adapts to random defenses of releases: the model is asked several
-times, which draws them afresh, and the losses are averaged; where nothing is drawn, two answers end it.
+Paper: Yeom, Giacomelli, Fredrikson, Jha, "Privacy risk in machine learning: analyzing the connection to overfitting",
+CSF 2018 (adversary 2, by the loss). The adversary holds candidate rows with their labels and queries the whole trained
+model, as a black box through its parties and their defenses. The authors predict "member" below the average training
+loss; here the score is the negated loss, and the ROC covers all thresholds. The attack adapts to random defenses of
+releases: it queries several times, with fresh draws, and averages the losses; if the first two answers are equal,
+nothing is random and it stops.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class MembershipThreshold(Attack):
-    """Members by a threshold on the loss of the model's answer.
+    """Predicts membership by the negated loss of the model's output.
 
-    `queries`: how often the model is asked, where its answers differ; the losses are averaged.
+    `queries`: number of queries if the outputs are random; the losses are averaged.
     """
 
     target = Target.MEMBERS
@@ -37,7 +36,7 @@ class MembershipThreshold(Attack):
 
     @property
     def adapts_to(self) -> frozenset[DefenseEffect]:
-        """Releases, where one answer is not all that it asks for."""
+        """Effects on releases, if there is more than one query."""
         return frozenset({DefenseEffect.RELEASE}) if self.queries > 1 else frozenset()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -49,7 +48,7 @@ class MembershipThreshold(Attack):
 
 
 def query_answers(ask: Callable[[], Tensor], count: int) -> list[Tensor]:
-    """Return `count` answers of `ask`; one alone where the first two are the same, for then nothing is drawn."""
+    """Return `count` answers of `ask`, or one if the first two are equal, as nothing is random then."""
     answers = [ask()]
     while len(answers) < count:
         answers.append(ask())

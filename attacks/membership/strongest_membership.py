@@ -1,14 +1,14 @@
-"""Strongest membership attack: the attacks on membership of this house, chosen on runs of the adversary's own.
+"""Strongest membership attack: the best of this project's membership attacks, chosen on imitated runs.
 
 Paper: none; after Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models",
-IEEE S&P 2017, for a run of the adversary's own in which it knows the members; here that run chooses among attacks.
+IEEE S&P 2017, for a shadow run in which the adversary knows the members; here such runs are used to choose an attack.
 
 Its members are `membership_threshold`, `membership_shadow` and `lira`, online and offline.
 
-The adversary imitates the run on some of its auxiliary rows and attacks the imitation with each of them: there it knows
-who was a member. The attack with the greatest area under the ROC curve, over `worlds` such imitations, is then turned
-on the run itself; no candidate has a part in the choice. A member that trains copies of the model is tried with twice
-as many until that gains less than a point of AUC (.01) or `doublings` is reached, and which of the two it was is said.
+The adversary imitates the run on some of its auxiliary rows, whose membership it knows, and attacks the imitation with
+every member. The attack with the greatest mean AUC over `worlds` imitations is then applied to the run itself; no
+candidate is used in the choice. The copies that a member trains are doubled until a doubling gains less than .01 of AUC
+or `doublings` is reached; `Selection.converged` states which.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from splitfed.core.random import derive
 from splitfed.registry import load
 
 LEAST_ROWS = 16
-"""Auxiliary rows from which on a quarter of them is enough for each part of an imitated run."""
+"""Minimum number of auxiliary rows, a quarter of which forms each part of an imitated run."""
 QUICK = {"copies": 4, "doublings": 1, "worlds": 1}
 STANDARD = {"copies": 8, "doublings": 2, "worlds": 2}
 FULL = {"copies": 16, "doublings": 4, "worlds": 4}
 
 
 class ShadowRun(NamedTuple):
-    """An imitated run: what is known of it, and which of its candidates it was trained on, (candidates,) bool."""
+    """An imitated run: its view and knowledge, and which of its candidates it was trained on, (candidates,) bool."""
 
     knowledge: Knowledge
     members: Tensor
 
 
 class MembershipMember(NamedTuple):
-    """An attack among others: its `name`, the `attack` with a number of copies, and that number at first (0: none)."""
+    """A candidate attack: its `name`, the `attack` for a number of copies, and the first such number (0: no copies)."""
 
     name: str
     attack: Callable[[int], Attack]
@@ -69,10 +69,11 @@ class MembershipMember(NamedTuple):
 
 @dataclass(frozen=True)
 class StrongestMembership(Attack):
-    """Attacks with `copies` of the model at first, doubled at most `doublings` times, tried in `worlds` imitated runs.
+    """The best of several membership attacks, chosen on `worlds` imitated runs.
 
-    `epochs` and `batch_size` of copies and imitated runs; None: as the run was. Budgets are called "quick", "standard"
-    and "full"; "fast", "default" and "paper" are the same.
+    Attacks have `copies` of the model at first, doubled at most `doublings` times. `epochs` and `batch_size` of copies
+    and imitated runs; None: as the run. Budgets are called "quick", "standard" and "full"; "fast", "default" and
+    "paper" are the same.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -89,7 +90,7 @@ class StrongestMembership(Attack):
     batch_size: int | None = field(default=None, metadata=require_count("strongest_membership batch_size", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse an odd number of copies too."""
+        """Also raise `InvalidInput` for an odd number of copies."""
         super().__post_init__()
         if self.copies % 2:
             raise InvalidInput(
@@ -99,7 +100,7 @@ class StrongestMembership(Attack):
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndSelection:
-        """Return the chosen attack's score of every candidate, (candidates,), and how it was chosen."""
+        """Return the chosen attack's score of every candidate, (candidates,), and the selection."""
         check_classes("strongest_membership", knowledge.classes)
         worlds = [self._imitate(knowledge, generator) for _ in range(self.worlds)]
         members = self._members()
@@ -122,7 +123,7 @@ class StrongestMembership(Attack):
         return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
-        """Return its work: imitated runs, the attacks in each of them, and the one that is chosen on the run itself."""
+        """Return the work of the attack: imitated runs, the attacks on each, and the chosen attack on the run."""
         rows = len(unwrap(knowledge.auxiliary))
         among, left = 2 * (rows // 4), rows - 3 * (rows // 4)
         tried = [
@@ -168,9 +169,9 @@ class StrongestMembership(Attack):
         ]
 
     def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> ShadowRun:
-        """Return an imitated run: trained on half of the auxiliary rows, attacked with a quarter of them.
+        """Return a run imitated on half of the auxiliary rows, and attacked with a quarter of them as auxiliary rows.
 
-        Of its candidates, half of the rows, one half is of those it was trained on.
+        Its candidates are half of the rows, one half of which it was trained on.
         """
         x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if len(x) < LEAST_ROWS:

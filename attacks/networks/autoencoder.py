@@ -1,11 +1,11 @@
-"""A variational autoencoder of rows: what an adversary's own rows tell of others, as a prior that can be searched.
+"""A variational autoencoder of rows: a prior, learned from the adversary's own rows, with a searchable latent space.
 
 Paper: Kingma, Welling, "Auto-encoding variational Bayes", ICLR 2014; the variance of its decoder is the mean squared
 error itself, as in Rybkin, Daniilidis, Levine, "Simple and effective VAE training with calibrated sigma-VAEs", ICML
 2021, so that fit and prior need no weight between them.
 
-Encoder and decoder are perceptrons of one hidden layer on flattened rows of any shape. Of some hundred rows they learn
-more that holds for others than convolutions do, which learn so few by heart.
+Encoder and decoder are perceptrons of one hidden layer on flattened rows of any shape. Trained on some hundred rows
+they generalise better than convolutions, which overfit so few.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.networks import Translator
 
 FIRST_LOG_VARIANCE = -6.0
-"""Of the latent posterior before training: with a wide one the decoder would learn to ignore the latent numbers."""
+"""Initial log variance of the latent posterior; if large, the decoder learns to ignore the latent numbers."""
 LEAST_ERROR = 1e-6
-"""Mean squared error, of the rows' variance, below which the autoencoder learns no more."""
+"""Added to the mean squared error, relative to the rows' variance, so that its logarithm is bounded below."""
 LEAST_UNIT = 1e-6
 
 
 class VariationalAutoencoder(nn.Module):
-    """Maps rows (n, *shape) to `latent` numbers, standard normal ones before a row is seen, and back.
+    """Maps rows (n, *shape) to `latent` numbers with a standard normal prior, and back.
 
-    `width`: hidden units on either side. Rows lie inside `value_range` where there is one.
+    `width`: number of hidden units of encoder and decoder. Decoded rows lie inside `value_range` if given.
     """
 
     base: Tensor
@@ -54,14 +54,14 @@ class VariationalAutoencoder(nn.Module):
         self.register_buffer("unit", torch.tensor(1.0))
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and logarithm of the variance of the latent numbers of rows x (n, *shape): (n, latent) each."""
+        """Return mean and log variance of the latent posterior of rows x (n, *shape): (n, latent) each."""
         mean, log_variance = self.encoder(((x - self.base) / self.unit).flatten(1)).chunk(2, 1)
         return mean, log_variance
 
     def show(self, hidden: Tensor) -> Tensor:
-        """Return rows (n, *shape) from what the first layer of the decoder made, (n, width).
+        """Return rows (n, *shape) from the hidden activations of the decoder, (n, width).
 
-        Beyond the range the answer is its bound, and the gradient that of the number before.
+        Beyond the value range the result is its bound, with the gradient of the unclamped number.
         """
         x: Tensor = self.base + self.unit * self.rest(hidden).unflatten(1, self.shape)
         return x if self._range is None else x + (x.clamp(*self._range) - x).detach()
@@ -71,7 +71,7 @@ class VariationalAutoencoder(nn.Module):
         return self.show(self.first(latent))
 
     def hidden_variance(self) -> Tensor:
-        """Return the mean variance of what the decoder's first layer makes of standard normal numbers: a scalar."""
+        """Return the mean variance of the decoder's hidden activations for standard normal latent numbers: a scalar."""
         layer = next(m for m in self.first.modules() if isinstance(m, nn.Linear))
         return layer.weight.square().sum(1).mean()
 
@@ -87,7 +87,7 @@ class VariationalAutoencoder(nn.Module):
     ) -> None:
         """Train on rows x (n, *shape) for `epochs` by Adam from rate `lr`: minimise d/2 log(mse) + KL, d numbers a row.
 
-        KL: of the latent posterior to standard normal numbers; `generator` draws from the posterior.
+        KL: divergence of the latent posterior from the standard normal prior; `generator` draws from the posterior.
         """
         self.base.copy_(x.mean(0))
         self.unit.copy_((x - self.base).square().mean().sqrt().clamp_min(LEAST_UNIT))

@@ -1,4 +1,4 @@
-"""A frozen copy of an adversary's own segments, kept equal to the ones in training: what they make of a release."""
+"""A frozen copy of an adversary's own segments that follows their training, to evaluate them on a release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitfed.core.topology import Segment
 def run_segments(
     segments: Sequence[Segment], modules: Mapping[str, nn.Module], given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return every value by name: those `given`, and what `segments`, run in order by their `modules`, make of them."""
+    """Return all values by name: those `given`, and the outputs of `segments`, run in order with their `modules`."""
     made = dict(given)
     for segment in segments:
         # A segment may begin with an operation in place, which must not change what the caller holds.
@@ -24,7 +24,7 @@ def run_segments(
 
 
 class FrozenCopy:
-    """Runs copies of `segments`, in evaluation mode, from `value` to `out`; nothing flows into the party's own."""
+    """Runs copies of `segments`, in evaluation mode, from `value` to `out`, without gradients into the party's own."""
 
     def __init__(self, segments: tuple[Segment, ...], value: str, out: str) -> None:
         self._segments, self._value, self._out = segments, value, out
@@ -32,17 +32,17 @@ class FrozenCopy:
         if lacking := [name for s in segments for name in s.inputs if name not in made]:
             raise InvalidInput(
                 f"an attack that runs segment {segments[0].name!r} on rows of its own has no {lacking[0]!r} for them, "
-                f"which arrives beside {value!r}: take one that learns from what arrives alone, such as fsha"
+                f"which arrives beside {value!r}: use one that learns from releases alone, such as fsha"
             )
         self._modules = {s.name: copy.deepcopy(s.module).eval().requires_grad_(False) for s in segments}
 
     def follow(self, modules: Mapping[str, nn.Module]) -> None:
-        """Take over weights and buffers of `modules` as they are now."""
+        """Copy weights and buffers from `modules` as they are now."""
         for name, module in self._modules.items():
             module.load_state_dict(modules[name].state_dict())
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Return what the segments make of `z` (rows, ...), differentiable in z."""
+        """Return the segments' output for `z` (rows, ...), differentiable in z."""
         return run_segments(self._segments, self._modules, {self._value: z})[self._out]
 
     def to(self, device: object) -> FrozenCopy:

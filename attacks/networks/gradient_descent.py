@@ -1,4 +1,4 @@
-"""How attacks train: counted turns, batches in a new order every epoch, and a step of an optimizer down a loss."""
+"""Training loops of attacks: counted iterations with progress, shuffled batches, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pass = TypeVar("Pass")
 
 
 def count_turns(turns: int, progress: Progress | None, every: int = 1) -> Iterator[int]:
-    """Yield the numbers 0 to `turns` - 1; after `every` so many of them, tell `progress` how many are done."""
+    """Yield 0 to `turns` - 1; report the number of finished turns to `progress` after every `every` turns."""
     for number in range(turns):
         yield number
         if progress is not None and number % every == every - 1:
@@ -22,9 +22,9 @@ def count_turns(turns: int, progress: Progress | None, every: int = 1) -> Iterat
 
 
 def draw_batches(count: int, size: int, generator: torch.Generator, least: int = 2) -> Iterator[Tensor]:
-    """Yield the numbers 0 to `count` - 1 in random order, `size` at a time; a last batch below `least` is left out.
+    """Yield the numbers 0 to `count` - 1 in random order, `size` at a time; skip a last batch smaller than `least`.
 
-    By default a single row is: it has no variance to be normalised by.
+    By default a batch of a single row is skipped, as it cannot be normalised by its variance.
     """
     yield from (rows for rows in torch.randperm(count, generator=generator).split(size) if len(rows) >= least)
 
@@ -44,9 +44,9 @@ def descend(
 ) -> None:
     """Train `weights` for `epochs` by Adam, at a rate that falls from `lr` along half a cosine.
 
-    Each epoch has one of `passes`, in turn, or that which they give for its number, and `rows` rows in batches as
-    `draw_batches` draws them, none smaller than `least`; `loss(one, chosen)` is that of the chosen row numbers in such
-    a pass, a scalar.
+    Each epoch uses one of `passes`, in turn, or `passes(epoch)`, and `rows` rows in batches of `batch_size`, none
+    smaller than `least` (see `draw_batches`). `loss(one, chosen)` is the scalar loss of the chosen row numbers in a
+    pass.
     """
     optimizer = torch.optim.Adam(weights, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -58,7 +58,7 @@ def descend(
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Move what `optimizer` holds one step down the gradient of `loss`, a scalar."""
+    """Take one step of `optimizer` down the gradient of `loss`, a scalar."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()

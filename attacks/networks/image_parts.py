@@ -1,4 +1,4 @@
-"""Parts of an image: which upright rectangles of it a released value shows, by what it was computed from."""
+"""Parts of an image: the rectangles that a released value shows, derived from the inputs it is computed from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 class Rectangle(NamedTuple):
-    """An upright rectangle of an image (channels, height, width), all channels of it; in pixels from the upper left."""
+    """An axis-aligned rectangle of an image (channels, height, width), in pixels from the upper left.
+
+    It has all channels.
+    """
 
     top: int
     left: int
@@ -19,16 +22,19 @@ class Rectangle(NamedTuple):
     width: int
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return this part of images (..., height, width), sharing their memory."""
+        """Return this part of images (..., height, width), as a view of their memory."""
         return x[..., self.top : self.top + self.height, self.left : self.left + self.width]
 
     def margins(self, height: int, width: int) -> list[int]:
-        """Return what is left, right, above and below of the box in an image of that size, in pixels."""
+        """Return the margins left, right, above and below the rectangle in an image of that size, in pixels."""
         return [self.left, width - self.left - self.width, self.top, height - self.top - self.height]
 
 
 def box(shape: tuple[int, ...], positions: Tensor) -> Rectangle | None:
-    """Return the rectangle of all channels that `positions` (k,) of the flattened image are; None if they are none."""
+    """Return the rectangle, with all channels, that `positions` (k,) of the flattened image form.
+
+    None if they form none.
+    """
     inside = torch.zeros(prod(shape), dtype=torch.bool)
     inside[positions] = True
     found = inside.view(shape).nonzero()
@@ -47,10 +53,10 @@ def boxes(
 ) -> dict[str, tuple[Rectangle, ...]]:
     """Return for every value in `releases` (value -> shape of one release) the parts of an image that it shows.
 
-    `places`: input -> (k,) positions in a flattened image; `origins`: value -> the inputs that it was computed from.
-    Of several parts that went in, a value whose grid has the proportions of one shows each (joined as channels), one
-    whose grid has those of the image shows the whole. So does a flat value of several inputs, one of an input that is
-    no rectangle, and one of which nothing is known.
+    `places`: input -> (k,) positions in a flattened image; `origins`: value -> the inputs that it is computed from. A
+    value computed from several parts shows each of them (joined as channels) if its grid has the proportions of one
+    part, and the whole image if its grid has the image's proportions. A flat value of several inputs, a value of an
+    input that is no rectangle, and a value of unknown origin show the whole image too.
     """
     whole = Rectangle(0, 0, shape[1], shape[2])
     rectangles = {}

@@ -1,9 +1,9 @@
-"""Least squares from releases to rows: the best linear inverse, of a row at once or of every place of an image alike.
+"""Least squares from releases to rows: a dense linear inverse, or a convolutional one with one kernel for all places.
 
 Paper: none; ridge regression.
 
-The ridge is chosen on a fifth of the rows, for which the weights compared were not solved; the weights returned are
-solved for all. Sums and solution are in double precision: the inverse of a convolution is badly conditioned.
+The ridge is chosen on a held-out fifth of the rows; the weights are then solved for all rows. Sums and solution are in
+double precision: the inverse of a convolution is badly conditioned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitfed.attacks.networks.image_sizes import doublings
 from splitfed.core.rows import flat_rows
 
 RIDGES = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)
-"""Multiples of the mean variance of a feature."""
+"""Candidate ridges, as multiples of the mean variance of a feature."""
 
 KERNELS = (7, 5, 3, 1)
 MOST_FEATURES = 1024  # of a row, and half as many of a place: their products take a second or two of one core
@@ -31,7 +31,7 @@ Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
 class _Solution(NamedTuple):
-    """`weight` (features, targets), `bias` (targets,), and the mean squared error on rows put aside."""
+    """`weight` (features, targets), `bias` (targets,), and the mean squared error on held-out rows."""
 
     weight: Tensor
     bias: Tensor
@@ -39,7 +39,7 @@ class _Solution(NamedTuple):
 
 
 class Dense(nn.Module):
-    """Maps (n, ...) to (n, *target), a weight for each pair of numbers; `weight`: (numbers, targets)."""
+    """Affine map from (n, ...) to (n, *target); `weight`: (numbers, targets)."""
 
     weight: Tensor
     bias: Tensor
@@ -51,14 +51,14 @@ class Dense(nn.Module):
         self.register_buffer("bias", bias.float())
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return the affine map of z (n, ...), flattened: (n, *target), float32."""
+        """Return the affine map of the flattened z (n, ...): (n, *target), float32."""
         return (flat_rows(z) @ self.weight + self.bias).view(-1, *self._target)
 
 
 class Local(nn.Module):
     """Maps (n, channels, h, w) to images (n, *target) by one kernel for all places.
 
-    Every number of the grid is worth a block of pixels, as many as doublings lead from it to the image.
+    Each place of the grid predicts a block of pixels, whose side is 2 to the number of doublings from grid to image.
     """
 
     weight: Tensor
@@ -100,9 +100,10 @@ class Local(nn.Module):
 
 
 def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
-    """Return what maps a release to a row best on rows put aside, or None where nothing has few enough weights.
+    """Return the linear map from releases to rows with the least held-out error; None if all have too many weights.
 
-    passes: releases of the same rows, each (n, ...), drawn anew where a defense is random; x: (n, ...), n >= 5.
+    A convolutional map is preferred to a dense one of up to half its error. passes: releases of the same rows, each (n,
+    ...), drawn afresh by a random defense; x: (n, ...), n >= 5.
     """
     z = passes[0]
     if all(torch.equal(z, other) for other in passes[1:]):
@@ -122,7 +123,7 @@ def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
 
 
 def _local(source: Sequence[int], target: Sequence[int]) -> Local | None:
-    """Return a map with the greatest kernel that has few enough weights; None where none could be one."""
+    """Return a convolutional map with the largest kernel that has few enough weights; None if there is none."""
     images = len(source) == len(target) == 3 and min(source[1:]) >= 2
     if not images or any(size > goal for size, goal in zip(source[1:], target[1:], strict=True)):
         return None
@@ -131,9 +132,9 @@ def _local(source: Sequence[int], target: Sequence[int]) -> Local | None:
 
 
 def _mixing(numbers: int, device: torch.device) -> Tensor:
-    """Return what makes features of the numbers of a release: all of them, or random mixtures of them if few enough.
+    """Return the matrix from a release to features: the identity, or random mixtures if there are too many numbers.
 
-    A linear function of fewer inputs than there are mixtures can be inverted from the mixtures as well as from all.
+    A linear function of fewer inputs than mixtures can be inverted from the mixtures as well as from all numbers.
     """
     if numbers <= MOST_FEATURES:
         return torch.eye(numbers, device=device)
@@ -148,7 +149,7 @@ def _patch_pairs(local: Local, passes: Sequence[Tensor], x: Tensor, rows: Tensor
 
 
 def _ridge(pairs: Callable[[Tensor], Pairs], count: int) -> _Solution:
-    """Return the ridge regression over the first `count` rows; `pairs` gives features and targets of rows."""
+    """Return the ridge regression over the first `count` rows; `pairs` maps row numbers to features and targets."""
     aside = max(count // 5, 1)
     first, rest = (_Sums(pairs(rows)) for rows in torch.arange(count).split([count - aside, aside]))
     error, ridge = min((rest.error(*first.solve(ridge)), ridge) for ridge in (*RIDGES, float("inf")))
@@ -176,7 +177,7 @@ class _Sums:
         return both
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """Return weight (k, t) and bias (t,); an infinite ridge leaves the mean target."""
+        """Return weight (k, t) and bias (t,); for an infinite ridge the bias is the mean target and the weight 0."""
         gram, cross, _ = self.parts
         a, b = gram[-1, :-1] / self.count, cross[-1] / self.count
         centred = cross[:-1] - self.count * a.outer(b)

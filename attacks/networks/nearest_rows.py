@@ -1,4 +1,4 @@
-"""The rows whose releases are nearest to given ones, by Euclidean distance, in float64 and a part at a time."""
+"""Rows whose releases are nearest to given ones, by Euclidean distance in float64, computed in chunks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CHUNK = 1 << 22  # numbers of a release held in float64 at a time
 
 
 def nearest_positions(known: Tensor, z: Tensor, count: int) -> Tensor:
-    """Return, for every release in z (v, m), the positions of the `count` nearest of `known` (n, m): (v, count).
+    """Return for each release in z (v, m) the positions of the `count` nearest in `known` (n, m): (v, count).
 
-    The nearest comes first; `count` is n at most.
+    The nearest comes first; `count` <= n.
     """
     centre = known.mean(0, dtype=torch.float64)
     own = known.new_zeros(len(z), len(known), dtype=torch.float64)
@@ -27,9 +27,9 @@ def nearest_positions(known: Tensor, z: Tensor, count: int) -> Tensor:
 
 
 def nearest_means(known: Tensor, x: Tensor, z: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Return for each of `counts` the mean of as many rows of x (n, d) as lie nearest to z (v, m): (v, d), float64.
+    """Return for each k in `counts` the mean of the k rows of x (n, d) nearest to z (v, m): (v, d), float64.
 
-    `known`: the releases of x, (n, m).
+    `known`: (n, m) releases of x, between which and z distances are taken.
     """
     positions = nearest_positions(known, z, max(counts))
     rows = x.double()

@@ -1,7 +1,7 @@
 """Residual networks that attackers train: an encoder to a cut, a decoder back from it, and critics of either.
 
-All are made from shapes alone: images (channels, height, width) or vectors (features,). They have no normalisation,
-so they do the same in training and out of it and have no state but their weights.
+All are built from shapes alone: images (channels, height, width) or vectors (features,). They have no normalisation, so
+they compute the same in training and evaluation mode and have no state but their weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORD = 50  # size of the embedding that a label becomes
 
 
 class Residual(nn.Module):
-    """Two convolutions (or two linear layers) and what went in, added up."""
+    """Residual block: two convolutions (or two linear layers) plus the identity."""
 
     def __init__(self, width: int, flat: bool = False) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class Residual(nn.Module):
 
 
 class Translator(nn.Module):
-    """Maps (n, *source) to (n, *target) through `blocks` residual blocks of `width`, with a label where `classes`.
+    """Maps (n, *source) to (n, *target) through `blocks` residual blocks of `width`, with a label input if `classes`.
 
-    Between images the size is halved before the blocks, or doubled behind them, step by step, and a convolution as wide
-    as the rest reaches what that does not; a vector on either side is reached through a small image of at most 4x4.
-    `bounded`: the result lies in (-1, 1).
+    Between images the size is halved before the blocks, or doubled behind them, step by step, and a convolution bridges
+    the remaining difference; vectors are connected through a small image of at most 4x4. `bounded`: whether the result
+    lies in (-1, 1).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Translator(nn.Module):
         self.net = (_vectors if flat else _images)(shape, target, width, blocks)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return (n, *target); `y`: (n,) labels, where the network was made for them."""
+        """Return (n, *target); `y`: (n,) labels, if the network has classes."""
         if self.label is not None:
             x = self.label(x, y)
         found: Tensor = self.net(x)
@@ -66,8 +66,10 @@ class Translator(nn.Module):
 
 
 class Critic(nn.Module):
-    """Gives every row of (n, *shape) one number, the greater the more it looks like the one kind; with its label
-    where `classes`."""  # fmt: skip
+    """Maps every row of (n, *shape) to one number, greater for rows of the real kind.
+
+    With a label input if `classes`.
+    """  # fmt: skip
 
     def __init__(self, shape: Shape, width: int, blocks: int = 2, classes: int | None = None) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Critic(nn.Module):
 
 
 class LabelChannel(nn.Module):
-    """Puts a label beside a tensor: its embedding becomes one more channel of an image, or more features."""
+    """Appends an embedding of the label to a tensor: one more channel of an image, or more features."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -106,7 +108,7 @@ def _vectors(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequen
 
 
 def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequential:
-    """From image to image, from image to vector or back; one of them is an image."""
+    """Return a network from image to image, image to vector or vector to image."""
     layers: list[nn.Module] = []
     if len(source) == 3:
         side = list(source[1:])

@@ -1,4 +1,4 @@
-"""Releases of the adversary's own rows, asked for as often as draws of the defenses tell something new."""
+"""Releases of the adversary's own rows, queried repeatedly as long as the defenses draw afresh."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from splitfed.core.rows import flat_rows
 
 
 def query_passes(query: Callable[[Tensor], Releases], x: Tensor, count: int) -> list[Releases]:
-    """Return what arrives of the rows x (n, *shape) in each of `count` queries; one pass where nothing is random.
+    """Return the releases of the rows x (n, *shape) in each of `count` queries, or in one if nothing is random.
 
-    Two passes with the same numbers end it: the defenses draw nothing, and a third would be the same again.
+    Two passes with equal numbers end the queries, as further ones would be equal too.
     """
     passes = [query(x)]
     while len(passes) < count:
@@ -26,18 +26,18 @@ def query_passes(query: Callable[[Tensor], Releases], x: Tensor, count: int) -> 
 
 
 def query_shuffled(query: Callable[[Tensor], Releases], x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return what arrives of the rows x (n, *shape) when they are asked for in random order, in the order of x.
+    """Return the releases of the rows x (n, *shape), queried in random order, in the order of x.
 
-    A defense may go by the batch: rows that are asked for again and again should not always be in the same one.
+    A defense may depend on the batch, so repeated queries should not always have the same rows in one batch.
     """
     order = torch.randperm(len(x), generator=generator).to(x.device)
     return {name: z[order.argsort()] for name, z in query(x[order]).items()}
 
 
 def join_values(released: Releases, like: Sequence[str], scales: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Return the values named in `like`, flattened and side by side: (n, numbers), in their own precision.
+    """Return the values named in `like`, flattened and concatenated: (n, numbers), in their own precision.
 
-    `scales`: value -> what each channel is divided by, (channels,). Raises `InvalidInput` for what is not finite.
+    `scales`: value -> divisor of each channel, (channels,). Raises `InvalidInput` for numbers that are not finite.
     """
     parts = []
     for name in like:
@@ -51,9 +51,11 @@ def join_values(released: Releases, like: Sequence[str], scales: Mapping[str, Te
 
 
 def channel_scales(released: Releases) -> dict[str, Tensor]:
-    """Return value -> the standard deviation of each channel over rows and places, (channels,); 1 where none varies.
+    """Return value -> the standard deviation of each channel over rows and places, (channels,).
 
-    A release of rows of numbers (n, m) has a channel for each number.
+    1 for a constant channel.
+
+    In a release of vectors (n, m) every number is a channel.
     """
     scales = {}
     for name, z in released.items():
@@ -65,9 +67,9 @@ def channel_scales(released: Releases) -> dict[str, Tensor]:
 
 
 def hold_out(rows: int, generator: torch.Generator, who: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return positions to learn from and, put aside, a fifth of `rows` (at most `most`), drawn at random.
+    """Return random positions to learn from, and those of a held-out fifth of `rows` (at most `most`).
 
-    Raises `InvalidInput` for fewer than five rows, of which nothing could be put aside.
+    Raises `InvalidInput` for fewer than five rows.
     """
     if rows < 5:
         raise InvalidInput(f"{who} has {rows} auxiliary rows; expected at least 5, of which a fifth is held out")

@@ -8,8 +8,8 @@ With releases Z (rows, m) and data X (rows, d), both centred, the weights are
     B = (Z'Z + lam tr(Z'Z)/m I)^-1 Z'X                     where m <= rows,
     B = Z'(ZZ' + lam tr(Z'Z)/m I)^-1 X                     where m > rows (the same matrix),
 
-in float64, and a row is x^ = (z - mean z) B + mean x. `lam` is chosen on rows put aside, from `RIDGES`; the weights
-are then solved for all rows. In the dual B is never formed: (z - mean z) Z' is as small as the rows are few.
+in float64, and a row is x^ = (z - mean z) B + mean x. `lam` is chosen from `RIDGES` on held-out rows; the weights are
+then solved for all rows. In the dual B is never formed: (z - mean z) Z' has only as many columns as there are rows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 RIDGES = (1e-10, 1e-7, 1e-4, 1e-2, 1.0, 1e2)
-"""Multiples of the mean variance of a released number. The two smallest are for what can be inverted exactly."""
+"""Candidate ridges, in units of the mean variance of a released number. The two smallest suit invertible releases."""
 
 MOST = 3000
-"""Side of the matrix that is factorised: a second or so of one core, 72 MB."""
+"""Maximum side of the factorised matrix: about a second on one core, 72 MB."""
 
 _CHUNK = 1 << 22  # numbers of a release held in float64 at a time
 
 
 class RidgeMap:
-    """The ridge regression on `rows` of pairs: `passes` (n, m) of releases of x (n, d), each pass drawn afresh.
+    """Ridge regression on `rows` pairs: `passes` (n, m) of releases of x (n, d), each pass drawn afresh.
 
-    Where rows times passes exceed what `MOST` allows the dual, the first draws of as many rows are used.
+    If rows times passes exceed the limit `MOST` of the dual, only the first `MOST` pairs, pass by pass, are used.
     """
 
     def __init__(self, passes: Sequence[Tensor], x: Tensor, rows: Tensor) -> None:
@@ -64,7 +64,10 @@ class RidgeMap:
         self._unit = float(self._matrix.trace()) / self._width
 
     def solve(self, ridge: float) -> Tensor | None:
-        """Return the weights, (m, d) or in the dual (rows, d), for a `ridge` > 0; None where rounding forbids it."""
+        """Return the weights, (m, d) or in the dual (rows, d), for a `ridge` > 0.
+
+        None if rounding makes the matrix singular.
+        """
         weight = ridge * self._unit
         if weight == 0:
             # Releases that never vary say nothing.
@@ -87,7 +90,7 @@ class RidgeMap:
         return max(1, _CHUNK // self._width)
 
     def _products(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the inner products of releases with those of the pairs, all centred: (n, rows)."""
+        """Return the inner products of releases with those of the pairs, all centered: (n, rows)."""
         own = sum(len(rows) for _, rows in self._pairs)
         found = self._z_mean.new_zeros(sum(len(rows) for _, rows in pairs), own)
         step = max(1, _CHUNK // (len(found) + own))
@@ -102,10 +105,9 @@ class RidgeMap:
 
 
 def fit_ridge_map(passes: Sequence[Tensor], x: Tensor, kept: Tensor, aside: Tensor) -> tuple[RidgeMap, Tensor]:
-    """Return the regression on all rows of x (n, d), and its weights at the ridge that is best for rows `aside`.
+    """Return the regression on all rows of x (n, d), and its weights at the ridge with the least error on rows `aside`.
 
-    `passes`: releases (n, m) of these rows; `kept`: positions of the rows from which the ridges that are compared are
-    solved.
+    `passes`: releases (n, m) of these rows; `kept`: positions of the rows that the compared ridges are fitted to.
     """
     trial, aside = RidgeMap(passes, x, kept), aside.to(x.device)
 

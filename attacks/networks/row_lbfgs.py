@@ -1,12 +1,12 @@
-"""Rows minimised each by itself by L-BFGS: one direction, step and end a row, all rows evaluated as one batch.
+"""L-BFGS for independent rows: each has its own direction, step and end, and all are evaluated as one batch.
 
 Papers: Liu, Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical Programming 45,
 1989 (two-loop recursion, scaled by s'y / y'y); Lewis, Overton, "Nonsmooth optimization via quasi-Newton methods",
 Mathematical Programming 141, 2013: a step by bisection that meets the weak Wolfe conditions, and ends where the strong
 ones are out of reach, at a kink of a ReLU or of a maximum.
 
-A line search over all rows at once would take the step of the worst. Numbers are float64 here; losses may be computed
-in less, and a row ends where its loss no longer falls for that.
+A common line search would limit all rows to the smallest step. Numbers are float64; losses may have a lower precision,
+and a row ends when its loss no longer falls at that precision.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from splitfed.attacks.base import Progress
 DECREASE, CURVATURE = 1e-4, 0.9
 """Constants of the weak Wolfe conditions."""
 MOST_TRIALS = 12
-"""Steps that are tried along a direction; after them the best of those that lowered the loss is taken."""
+"""Maximum number of steps tried along a direction; then the best step that lowered the loss is taken."""
 LEAST_GAIN = 1e-9
-"""A row whose loss falls by a smaller share than this, several times in a row, has ended."""
+"""Relative decrease of the loss below which, several times in succession, a row ends."""
 PATIENCE = 5
 LEAST_BEND = 1e-12
-"""A pair whose cosine is smaller is left out: it would not bend the loss upwards."""
+"""Cosine of a pair (s, y) below which it is left out, as it would have no positive curvature."""
 
 Losses = Callable[[Tensor, Tensor], Tensor]
-"""From numbers (n, d), float64, and which rows they are, (n,), to the loss of each, (n,), float64."""
+"""Maps numbers (n, d), float64, and the positions of their rows, (n,), to losses (n,), float64."""
 
 
 class RowLbfgs:
-    """Minimises `losses` from `start` (rows, d) with the last `history` steps, >= 1, of each row."""
+    """Minimises `losses` from `start` (rows, d) with the last `history` >= 1 steps of each row."""
 
     def __init__(self, losses: Losses, start: Tensor, history: int = 30) -> None:
         self._losses, self._history = losses, history
@@ -47,15 +47,15 @@ class RowLbfgs:
         self._count = 0
         self._idle = torch.zeros(rows, dtype=torch.long, device=start.device)
         self.evaluations = rows
-        """Losses of a row with their gradient that were computed so far."""
+        """Number of evaluations of a row's loss and gradient so far."""
 
     @property
     def active(self) -> Tensor:
-        """The rows that have not ended, (n,)."""
+        """Positions of the rows that have not ended, (n,)."""
         return self._every[self._idle < PATIENCE]
 
     def run(self, iterations: int, progress: Progress | None = None) -> Tensor:
-        """Return x after at most so many steps of each row."""
+        """Return the rows after at most `iterations` steps of each: (rows, d)."""
         for number in range(iterations):
             rows = self.active
             if not len(rows):
@@ -125,7 +125,7 @@ class RowLbfgs:
         self._count += 1
 
     def _search(self, rows: Tensor, direction: Tensor, slope: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x, loss and gradient after a step that meets the weak Wolfe conditions, or the best that was tried."""
+        """Return rows, losses and gradients after a step that meets the weak Wolfe conditions, or the best step."""
         base, before = self.x[rows], self.loss[rows]
         best_x, best, best_gradient = base.clone(), before.clone(), self._gradient[rows].clone()
         low, high = torch.zeros_like(step), torch.full_like(step, torch.inf)

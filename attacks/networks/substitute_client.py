@@ -1,11 +1,9 @@
-"""A network in the client's place that an attacker trains: in the client's own layout, or a generic one.
+"""A substitute of the client that an attacker trains: in the client's own layout, or in a generic one.
 
-Both take raw rows, release through the run's defenses, drawn by the attacker, and tell what these add to the client's
-loss. While it learns, a network in the client's layout is in training mode, so that batch normalisation sees the batch
-as it does in the party's own training.
-
-A generic network has no layers that a defense puts into the client's segment: the terms of `mid`, `shredder` and
-`channel_pruning` are then left out, and a warning says so.
+Both map raw rows to releases through the run's defenses, drawn by the attacker, and return the penalty that these add
+to the client's loss. During training a substitute in the client's layout is in training mode, so that batch
+normalisation uses the batch as in the party's own training. A generic network lacks the layers that a defense adds to
+the client's segment: the penalties of `mid`, `shredder` and `channel_pruning` are then left out, with a warning.
 """
 
 from __future__ import annotations
@@ -23,23 +21,23 @@ from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.core.errors import InvalidInput
 
 LAYOUTS = ("client", "generic")
-"""Networks of the client's own layout, or of one that fits any client."""
+"""Layouts of a substitute: that of the client, or one that fits any client."""
 
 
 @runtime_checkable
 class HasLayout(Protocol):
-    """A training attack that trains a network in the client's place, of the `layout` that it says."""
+    """A training attack that trains a substitute of the client in a stated `layout`."""
 
     @property
     def layout(self) -> str:
-        """One of `LAYOUTS`."""
+        """Layout of the substitute, one of `LAYOUTS`."""
         ...
 
 
 class ImitatedStep(NamedTuple):
-    """What a client would send in a training step: `release` (n, *shape of the value), and how its loss is made.
+    """A client's training step: its `release` (n, *shape of the value), and the effect of defenses on its loss.
 
-    `penalty`: the term of its defenses, a scalar whose gradient is right; `weight`: what its task's loss is times.
+    `penalty`: the defenses' term, a scalar whose gradient is exact; `weight`: factor of the task's loss.
     """
 
     release: Tensor
@@ -47,12 +45,12 @@ class ImitatedStep(NamedTuple):
     weight: float
 
     def loss(self, task: Tensor) -> Tensor:
-        """Return the loss that the client's defenses would make of the loss of the `task`."""
+        """Return the client's defended loss, weight times `task` plus penalty."""
         return self.weight * task + self.penalty
 
 
 class SameLayout(nn.Module):
-    """Wraps `clone`, whose weights were drawn anew; `value` is what it makes."""
+    """Wraps `clone`, a copy of the client's segments with fresh weights; `value`: name of its release."""
 
     def __init__(self, clone: Clone, value: str) -> None:
         super().__init__()
@@ -61,46 +59,46 @@ class SameLayout(nn.Module):
         self.train()
 
     def forward(self, x: Tensor, number: int) -> Tensor:
-        """Return what would arrive at draw `number` for raw rows x (n, *shape): (n, *shape of the value)."""
+        """Return the release of raw rows x (n, *shape) at draw `number`: (n, *shape of the value)."""
         return self._clone.sample(x, number)[self._value]
 
     def expected(self, x: Tensor) -> Tensor:
-        """Return the same with every defense at its mean, differentiable in x."""
+        """Return the release of raw rows x with every defense at its mean, differentiable in x."""
         return self._clone(x)[self._value]
 
     def in_training(self, x: Tensor, number: int, epoch: int) -> ImitatedStep:
-        """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
+        """Return the release of raw rows x in a training step of `epoch`, and the effect of defenses on the loss."""
         releases, penalty, weight = self._clone.in_training(x, number, epoch)
         return ImitatedStep(releases[self._value], penalty, weight)
 
     @property
     def defenses(self) -> DefenseStates:
-        """What the imitated defenses keep and learn."""
+        """States of the imitated defenses."""
         return self._clone.defenses
 
 
 class GenericLayout(nn.Module):
-    """Wraps `net`, from rows in the unit of `scale` to the shape of what arrives at `site`; methods as `SameLayout`."""
+    """Wraps `net`, from rows in the unit of `scale` to the shape of the release at `site`; methods as `SameLayout`."""
 
     def __init__(self, net: nn.Module, site: AttackSite, scale: Scale) -> None:
         super().__init__()
         self.net, self._sender, self._scale = net, site.sender, scale
 
     def forward(self, x: Tensor, number: int) -> Tensor:
-        """Return what would arrive at draw `number` for raw rows x (n, *shape): (n, *shape of the value)."""
+        """Return the release of raw rows x (n, *shape) at draw `number`: (n, *shape of the value)."""
         return self._sender.release(self.net(self._scale.down(x)), number)
 
     def expected(self, x: Tensor) -> Tensor:
-        """Return the same with every defense at its mean, differentiable in x."""
+        """Return the release of raw rows x with every defense at its mean, differentiable in x."""
         return self._sender.expected(self.net(self._scale.down(x)))
 
     def in_training(self, x: Tensor, number: int, epoch: int) -> ImitatedStep:
-        """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
+        """Return the release of raw rows x in a training step of `epoch`, and the effect of defenses on the loss."""
         return ImitatedStep(*self._sender.in_training(x, self.net(self._scale.down(x)), number, epoch))
 
     @property
     def defenses(self) -> DefenseStates:
-        """What the imitated defenses keep and learn."""
+        """States of the imitated defenses."""
         return self._sender.defenses
 
 
@@ -108,21 +106,25 @@ ClientModel = SameLayout | GenericLayout
 
 
 def layout_needs(layout: str, labels_arrive: bool) -> frozenset[Needs]:
-    """Return what must be known of a client with `layout`: "client" its own, the head's too if no labels arrive."""
+    """Return the needs of a substitute with `layout`: for "client" the architectures it copies.
+
+    They include that of the head if no labels arrive.
+    """
     if layout != "client":
         return frozenset()
     return frozenset({Needs.ARCHITECTURE}) if labels_arrive else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
 
 
 def imitated_effects(layout: str) -> frozenset[DefenseEffect]:
-    """Return the effects of the sender's defenses that a network with `layout` is trained with."""
+    """Return the effects of the sender's defenses that a substitute with `layout` is trained with."""
     return FORWARD if layout == "client" else FORWARD - {DefenseEffect.LAYER_PENALTY}
 
 
 def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
-    """Return a network for the client's place: in its own layout where `site` knows that, or a generic one.
+    """Return an untrained substitute of the client, in its own layout if `site` knows it, else a generic one.
 
-    `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
+    `end`: last module of a generic one. Weights come from torch's default generator. Raises `InvalidInput` for a client
+    without weights.
     """
     known = site.knowledge
     if known.architecture is None:
@@ -142,7 +144,7 @@ def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Mo
 
 
 def build_head(site: AttackSite, width: int, blocks: int) -> nn.Module:
-    """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
+    """Return an untrained substitute of the head at the party with labels, in its own layout or a generic one."""
     known = site.knowledge
     if known.head is not None:
         return known.head()

@@ -1,12 +1,12 @@
-"""Attribute inference: a classifier learns a private attribute from auxiliary releases, and reads it off the victims'.
+"""Attribute inference: predicts a private attribute of victims by a classifier trained on auxiliary releases.
 
 Paper: Melis, Song, De Cristofaro, Shmatikov, "Exploiting unintended feature leakage in collaborative learning", IEEE
-S&P 2019 (property inference, here at the cut); Song, Shmatikov, "Overlearning reveals sensitive attributes", ICLR
-2020, who train a classifier on a model's representation.
+S&P 2019 (property inference, here at the cut); Song, Shmatikov, "Overlearning reveals sensitive attributes", ICLR 2020,
+who train a classifier on a model's representation.
 
-The attribute is a label set of the data beside the main one (`Dataset.with_target`), which the adversary knows of its
-auxiliary rows. Those pass the victims' own parties, so every defense stands between the classifier and the rows, drawn
-afresh at every query; the passes are used in turn.
+The attribute is a label set of the data beside the main one (`Dataset.with_target`), which the adversary knows for its
+auxiliary rows. These pass the victims' own parties, so the classifier is trained on defended releases, drawn afresh in
+every query; the passes are used in turn.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Attribute(Attack):
-    """Guesses the label set called `attribute`, which must be named.
+    """Predicts the label set called `attribute`, which must be named.
 
     `epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`, classifier of `width`;
-    `queries`: how often the auxiliary rows are sent through the victims' parties.
+    `queries`: number of passes of the auxiliary rows through the victims' parties.
     """
 
     target: ClassVar[Target] = Target.LABELS
@@ -51,7 +51,7 @@ class Attribute(Attack):
 
     @property
     def label_set(self) -> str:
-        """The attribute."""
+        """Name of the predicted label set, the attribute."""
         return self.attribute
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -59,7 +59,7 @@ class Attribute(Attack):
         check_names("attribute of the data", knowledge.attributes, self.attribute)
         labels, classes = knowledge.attributes[self.attribute]
         if classes is None:
-            raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes")
+            raise InvalidInput(f"attribute {self.attribute!r} has no classes; expected a label set with classes")
         released = view.select(kind="activation").tensors(knowledge.device)
         x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         passes = [query(x) for _ in range(self.queries)]

@@ -1,4 +1,4 @@
-"""A convex combination of several predictions, its weights by non-negative least squares on rows held out.
+"""Convex combination of several predictions, with weights from non-negative least squares on held-out rows.
 
 Source: stacking, Breiman, "Stacked regressions", Machine Learning 24, 1996, whose weights are not negative either; that
 they sum to one is ours, so that predictions stay in the range of the data.
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 def combine(truth: Tensor, own: Sequence[Tensor], count: int) -> tuple[list[float], Tensor]:
-    """Return the weights of predictions `own` of the rows held out, `truth` (n, *shape), and what they make of these.
+    """Return the weights of the predictions `own` of held-out rows, and their cross-fitted combination.
 
-    Of each half of the rows it is that of weights that were fitted to the other half; NaN for a single row. After
-    `count` rows the same ones stand there again.
+    `truth`: (n, *shape); `own`: predictions of the same shape. The combination of each half of the rows uses weights
+    fitted to the other half; NaN for a single row. Rows repeat after every `count` rows.
     """
     halves = torch.arange(len(truth)) % count % 2 == 0
     weights = convex_weights(own, truth)
@@ -31,12 +31,15 @@ def combine(truth: Tensor, own: Sequence[Tensor], count: int) -> tuple[list[floa
 
 
 def weigh(weights: Sequence[float], predictions: Sequence[Tensor]) -> Tensor:
-    """Return the sum of `predictions`, each times its weight."""
+    """Return the weighted sum of `predictions`."""
     return torch.stack([w * p for w, p in zip(weights, predictions, strict=True)]).sum(0)
 
 
 def convex_weights(predictions: Sequence[Tensor], truth: Tensor) -> list[float]:
-    """Return weights, >= 0 and of sum 1, with which `predictions` are nearest to `truth`, each (rows, *shape)."""
+    """Return weights >= 0 of sum 1 that minimise the squared error of the weighted `predictions` of `truth`.
+
+    truth and predictions: (rows, *shape).
+    """
     # scipy's optimizers take a third of a second to import.
     from scipy.optimize import nnls
 

@@ -1,12 +1,13 @@
-"""A decoder from what was released to what went in: used by every attack that learns an inverse.
+"""A decoder from releases to rows, shared by the attacks that train an inverse.
 
-It is the best linear inverse, by least squares (`splitfed.attacks.networks.least_squares`), and a network that learns
-what this leaves, in units of what it leaves; so it begins where a linear attack ends, and is as exact as that one where
-nothing is left. Without that start, training has to find the inverse of a badly conditioned convolution step by step.
+It is the sum of the best linear inverse, by least squares (`splitfed.attacks.networks.least_squares`), and a network
+that learns the residual in units of its deviation. So training starts from the linear attack, and the decoder is as
+exact as that one where no residual is left. Without that start, training would have to find the inverse of an
+ill-conditioned convolution step by step.
 
-Spatial releases go through convolutions: one as wide as the gap brings them to a size that doubling leads to the
-image's. Flat ones are first mapped to a small image. What was computed from one part of an image is decoded to that
-part, and stands at its place. Data that are no images get a multilayer perceptron.
+Spatial releases pass convolutions: one bridges the difference to a size from which doubling leads to the image's. Flat
+ones are first mapped to a small image. A value computed from one part of an image is decoded to that part, at its
+place. Rows that are no images get a multilayer perceptron.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Passes = Sequence[Mapping[str, Tensor]]
 
 
 class Decoder(nn.Module):
-    """Maps releases {value: (n, *shape)} to rows (n, *target), inside `value_range` where there is one.
+    """Maps releases {value: (n, *shape)} to rows (n, *target), inside `value_range` if given.
 
-    `shapes`: per value, without the batch; `width`: channels, half as many at the size of the image (or a sixteenth of
-    the hidden units of the perceptron). `start`: the mean row, (*target), which is the answer before `fit`. `parts`:
-    value -> the boxes of the image that it says something of, by default all of it.
+    `shapes`: shape of each value, without the batch; `width`: channels, half as many at the size of the image (or a
+    sixteenth of the hidden units of the perceptron). `start`: the mean row, (*target), which is the output before
+    `fit`. `parts`: value -> the rectangles of the image that it shows, by default the whole image.
     """
 
     base: Tensor
@@ -67,7 +68,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def fit(self, passes: Passes, x: Tensor) -> None:
-        """Take scales and the linear inverse from pairs: `passes` of releases of the rows x (n, *target)."""
+        """Compute scales and the linear inverse from `passes` of releases of the rows x (n, *target)."""
         for name, scale in zip(self._names, self.scales, strict=True):
             assert isinstance(scale, _Standard)
             scale.fit(_with_channels(torch.cat([releases[name] for releases in passes])))
@@ -96,7 +97,10 @@ class Decoder(nn.Module):
         self.unit.copy_(left.square().mean().sqrt().clamp_min(1e-6 * self.unit))
 
     def forward(self, releases: Mapping[str, Tensor]) -> Tensor:
-        """Return (n, *target); beyond the range the answer is its bound, and the gradient that of the number before."""
+        """Return rows (n, *target).
+
+        Beyond the value range the result is its bound, with the gradient of the unclamped number.
+        """
         scaled = self._scale(releases)
         if not self._shown:
             flat = _flatten(scaled)
@@ -119,7 +123,7 @@ def _with_channels(z: Tensor) -> Tensor:
 
 
 class _Standard(nn.Module):
-    """Subtracts the mean of every channel and divides by its deviation, both as they were in `fit`."""
+    """Subtracts the mean of every channel and divides by its deviation, as computed in `fit`."""
 
     mean: Tensor
     deviation: Tensor
@@ -130,7 +134,7 @@ class _Standard(nn.Module):
         self.register_buffer("deviation", torch.ones(channels))
 
     def fit(self, z: Tensor) -> None:
-        """Take mean and deviation from z (n, channels, ...); a channel that never varies keeps its scale."""
+        """Compute mean and deviation from z (n, channels, ...); a constant channel keeps its scale."""
         flat = z.flatten(2).double() if z.dim() > 2 else z.double().unsqueeze(2)
         deviation = flat.std((0, 2), correction=0)
         self.mean.copy_(flat.mean((0, 2)))
@@ -143,7 +147,7 @@ class _Standard(nn.Module):
 
 
 class _Images(nn.Module):
-    """One trunk for every value and box that it shows; what they say is added up at its place."""
+    """One trunk for every pair of a value and a rectangle; overlapping outputs are added."""
 
     def __init__(self, shown: Sequence[tuple[tuple[int, ...], Rectangle]], target: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -168,7 +172,7 @@ class _Images(nn.Module):
 
 
 def _trunk(shape: tuple[int, ...], box: Rectangle, width: int, half: int) -> nn.Sequential:
-    """Return what maps (n, *shape) to (n, half, height, width) of the box, or to a little more."""
+    """Return a network from (n, *shape) to (n, half, height, width) of the rectangle, or slightly larger."""
     goal, layers = (box.height, box.width), list[nn.Module]()
     if len(shape) == 3 and min(shape[1:]) > 1:
         channels, side = shape[0], (shape[1], shape[2])

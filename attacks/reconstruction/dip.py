@@ -1,17 +1,17 @@
-"""Deep image prior: the output of an untrained network, fitted until its release equals what was seen; needs no data.
+"""Deep image prior: fits an untrained network until the release of its output equals the received one; needs no data.
 
-Paper: after Ulyanov, Vedaldi, Lempitsky, "Deep image prior", CVPR 2018; as an attack at the cut it is compared with in
-Li, Yang, Liu, Wang, Hu, Yi, Xu, "GAN you see me? Enhanced data reconstruction attacks against split inference", NeurIPS
+Paper: after Ulyanov, Vedaldi, Lempitsky, "Deep image prior", CVPR 2018; as an attack at the cut it is a baseline of Li,
+Yang, Liu, Wang, Hu, Yi, Xu, "GAN you see me? Enhanced data reconstruction attacks against split inference", NeurIPS
 2023. Layout, rates and number of iterations are ours.
 
-A network U of convolutions that halve the picture and double it again, with skips, maps fixed noise n to a picture
-x = U(n); its weights, drawn anew for each victim, are searched by Adam: mean((f(x) - z)²) + tv TV(x), f with the run's
-defenses at their mean. What convolutions draw easily, smooth shapes with clear edges, is found first. The victims'
-networks are one of grouped convolutions, in which no victim has a part in another's.
+A network U of convolutions that halve the image and double it again, with skips, maps fixed noise n to an image x =
+U(n); its weights, drawn afresh for each victim, minimise by Adam: mean((f(x) - z)²) + tv TV(x), f with the run's
+defenses at their mean. Convolutions fit smooth shapes with clear edges first. The victims' networks are computed as one
+network of grouped convolutions, independent of each other.
 
-Where a defense is random the attack adapts: it measures the variance v of the noise by its own drawing, and stops a
-victim at the first picture whose release is no further than v from what was seen (the discrepancy principle); what
-comes after would be a picture of the noise. Where none stops it, the picture that fits best is the answer.
+Where a defense is random the attack adapts: it measures the variance v of the noise by draws of its own, and stops a
+victim at the first image whose release has a mean squared error of at most v (the discrepancy principle), as later ones
+fit the noise. If no image reaches that, the one with the best fit is the prediction.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from splitfed.core.messages import View
 
 VICTIMS_AT_ONCE = 32
 SKIPS = 4
-"""Channels that a skip carries past the smaller sizes."""
+"""Number of channels of a skip connection."""
 LEAST_SIDE = 4
-"""A side of fewer than twice as many pixels is not halved."""
+"""Smallest side after halving, in pixels."""
 
 
 @dataclass(frozen=True)
 class Dip(Attack):
-    """`iterations` of Adam at rate `lr` on networks of `width` channels that halve a picture `levels` times at most.
+    """Fits networks of `width` channels, with at most `levels` halvings, by `iterations` of Adam at rate `lr`.
 
-    `tv` weighs the total variation. Pictures (channels, height, width) alone; other rows are refused.
+    `tv`: weight of the total variation. Rows must be images (channels, height, width).
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
@@ -61,7 +61,7 @@ class Dip(Attack):
     tv: float = field(default=0.0, metadata=require_number("dip tv", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the pictures found for the releases in the view: (victims, *shape)."""
+        """Return the images fitted to the releases in the view: (victims, *shape)."""
         if len(knowledge.shape) != 3 or knowledge.shape[1] * knowledge.shape[2] < 2:
             raise InvalidInput(
                 f"dip reconstructs images (channels, height, width) of two pixels or more; rows of this run have shape "
@@ -109,11 +109,10 @@ class Dip(Attack):
 
 
 class SkipNetworks(nn.Module):
-    """Untrained convolutional networks with skip connections, one a row.
+    """Untrained convolutional networks with skip connections, one for each of `count` rows.
 
-    `count` networks beside one another, from noise to pictures of `shape`: (count, *shape), unbounded.
-
-    Each level halves the sides by averaging and doubles them by repetition, as long as `LEAST_SIDE` pixels are left.
+    They map noise to images of `shape`: (count, *shape), unbounded. Each level halves the sides by averaging and
+    doubles them by repetition, as long as `LEAST_SIDE` pixels are left.
     """
 
     def __init__(self, count: int, shape: tuple[int, ...], width: int, levels: int) -> None:
@@ -135,11 +134,11 @@ class SkipNetworks(nn.Module):
         return nn.Sequential(conv, nn.GroupNorm(size, size), nn.LeakyReLU(0.2))
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """Return what the networks read: (1, count * width, height, width), standard normal."""
+        """Return the input noise of the networks: (1, count * width, height, width), standard normal."""
         return torch.randn(1, self._count * self._width, *self._shape[1:], generator=generator)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Return pictures (count, *shape)."""
+        """Return images (count, *shape)."""
         h, kept = noise, list[Tensor]()
         for down, skip in zip(self.down, self.skips, strict=True):
             kept.append(skip(h))
@@ -152,13 +151,13 @@ class SkipNetworks(nn.Module):
         return found.view(self._count, *self._shape)
 
     def _join(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return the channels of both, those of a network beside one another."""
+        """Return both tensors' channels concatenated network by network."""
         parts = [t.view(self._count, -1, *t.shape[2:]) for t in (one, other)]
         return torch.cat(parts, 1).flatten(0, 1).unsqueeze(0)
 
 
 def spread(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
-    """Return numbers brought inside `value_range` by a sigmoid; as they are where there is none."""
+    """Return unbounded numbers mapped into `value_range` by a sigmoid; unchanged without a range."""
     if value_range is None:
         return x
     low, high = value_range

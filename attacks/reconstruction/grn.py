@@ -1,28 +1,27 @@
-"""Generative regression network: a generator learns, across rows, what a peer holds from what the adversary holds.
+"""Generative regression network: a generator, trained across rows, predicts a peer's features from the adversary's.
 
 Paper: Luo, Wu, Xiao, Ooi, "Feature inference attack on model predictions in vertical federated learning", ICDE 2021
 (the attack on neural networks, there GRNA).
 
-The active party of a vertical run knows the models before it and what arrived for the victims' rows. One generator,
-a perceptron 600-200-100 with layer norms, maps [own features, noise], as much noise as there are unknown features, to
-the unknown ones, so that the models make of them what arrived: it minimises, over batches of victims,
+The active party of a vertical run knows the models before it and what arrived for the victims' rows. One generator, a
+perceptron 600-200-100 with layer norms, maps [own features, noise], as much noise as there are unknown features, to the
+unknown ones, so that the models' release of them equals the received one: it minimises, over batches of victims,
 sum((f(own, prediction) - z)^2) + variance * (variances of the predicted features within the batch, added up). The
-second term keeps unknown features from straying where many fit. Where the data have a range a sigmoid keeps to it.
-Unlike a search row by row it is one set of weights for all rows, so what own features say of the peer's in one row
-helps in another; but it learns only over as many rows as the adversary sees, and knows nothing else of the peer's data.
-
-The generator never reads what arrived, so rows that look alike in the adversary's own features get alike predictions:
-from a blank margin of images it learns little, from a strip through their middle nearly all.
+second term limits the spread of unknown features where many fit. If the data have a range, a sigmoid keeps predictions
+in it. Unlike a search row by row, the generator has one set of weights for all rows, so it learns the relation between
+own and unknown features across rows; but it learns only from the rows that the adversary sees, and has no other
+knowledge of the peer's data. The generator never reads the releases, so rows with similar own features get similar
+predictions: from a blank margin of images it learns little, from a strip through their middle nearly all.
 
 Deviates: the paper observes the joint model's prediction, this attack whatever arrives at the party (a prediction where
 that is what arrives); f includes the run's defenses at their mean. Where the data have no range, features are taken as
-they are and the adversary standardises its own by the victims' rows; nothing then keeps predictions in bounds, and they
-may stray further than the mean row does, so scale the data as the authors do, to (0, 1). Network, loss, weight .25,
-batches of 64 and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of
-rows, and that of the budgets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its
-optional term for known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation,
-noise alone: then nothing tells rows apart, and the best prediction is a typical row. A bottom of plain linear layers
-narrower than its input resists: whatever they map to zero can be added to a prediction unseen.
+they are and the adversary standardises its own by the victims' rows; predictions are then unbounded and may have a
+larger error than the mean row, so scale the data as the authors do, to (0, 1). Network, loss, weight .25, batches of 64
+and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of rows, and that
+of the budgets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its optional term for
+known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation, noise alone: then
+predictions do not depend on the row, and the best one is a typical row. A bottom of linear layers narrower than its
+input resists the attack, as any vector of their null space can be added to a prediction without changing the release.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Grn(Attack):
-    """`epochs` over the victims in batches of `batch_size` (2 or more) with Adam at rate `lr`.
+    """Trains a generator for `epochs` over the victims in batches of `batch_size` >= 2 with Adam at rate `lr`.
 
-    `variance`: the weight of the predicted features' variance. `own_features`: whether the generator reads the
-    adversary's own features; noise alone is the paper's ablation.
+    `variance`: weight of the predicted features' variance. `own_features`: whether the generator reads the adversary's
+    own features; noise alone is the paper's ablation.
     """
 
     trains_decoder: ClassVar[bool] = True
@@ -63,7 +62,7 @@ class Grn(Attack):
     own_features: bool = True
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return predicted rows (victims, *shape): the adversary's own features unchanged, the others' generated."""
+        """Return rows (victims, *shape) with the adversary's own features unchanged and the others predicted."""
         upstream = unwrap(knowledge.upstream)
         if self.own_features and not knowledge.own:
             raise InvalidInput(
@@ -95,9 +94,9 @@ class Grn(Attack):
 
 
 class VictimRows:
-    """What is known of the victims' rows: `base` (victims, numbers), own features in place; `unknown` (k,) positions.
+    """Known parts of the victims' rows: `base` (victims, numbers) with own features in place; `unknown` (k,) positions.
 
-    `scaled`: own features for the generator, (victims, own): in (0, 1), or standardised where there is no range.
+    `scaled`: (victims, own), own features as generator inputs: in (0, 1), or standardised if the data have no range.
     """
 
     def __init__(self, knowledge: Knowledge, victims: int) -> None:
@@ -119,12 +118,15 @@ class VictimRows:
             self.scaled = (mine - mine.mean(0)) / mine.std(0).clamp_min(1e-6) if len(mine) > 1 else mine
 
     def whole(self, chosen: Tensor, prediction: Tensor) -> Tensor:
-        """Return the rows `chosen`, what is unknown from `prediction` (chosen, k): (chosen, *shape), differentiable."""
+        """Return the rows `chosen` with unknown features from `prediction`: (chosen, *shape), differentiable.
+
+        `prediction`: (chosen, k).
+        """
         return self.base[chosen.to(self.base.device)].index_copy(1, self.unknown, prediction).view(-1, *self.shape)
 
 
 def network(inputs: int, outputs: int, value_range: tuple[float, float] | None) -> nn.Sequential:
-    """Return an untrained generator from (n, inputs) to (n, outputs), inside `value_range` where there is one."""
+    """Return an untrained generator from (n, inputs) to (n, outputs), inside `value_range` if given."""
     layers: list[nn.Module] = []
     width = inputs
     for hidden in (600, 200, 100):

@@ -1,4 +1,4 @@
-"""Rows that an adversary holds out of its own to judge what it has tried, put behind the victims without a mark.
+"""Auxiliary rows held out to compare attacks, with their releases appended to the victims'.
 
 Source: hold-out and K-fold cross-validation, Stone, "Cross-validatory choice and assessment of statistical
 predictions", Journal of the Royal Statistical Society B 36, 1974.
@@ -21,17 +21,17 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
 JUDGING = 120
-"""Releases that judge at least: fewer rows are asked for several times, where defenses are random."""
+"""Minimum number of test releases: fewer rows are queried several times if defenses are random."""
 MOST_FOLDS = 10
-"""Folds at most, however small the share that is held out in each: every one is a training of each member."""
+"""Maximum number of folds; in each fold every member is trained once."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A part of the rows held out, as many as `count`.
+    """A fold of `count` held-out rows.
 
-    `view`: what arrived of the victims, and behind it what arrives of these rows; `own`: the latter alone; `knowledge`:
-    what the adversary knows, its auxiliary rows less these.
+    `view`: the victims' releases followed by those of the held-out rows; `own`: the latter alone; `knowledge`: the
+    adversary's knowledge, its auxiliary rows without the held-out ones.
     """
 
     view: View
@@ -42,12 +42,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Auxiliary rows that were held out: at once, or in `folds`, each while the others were not.
+    """Held-out auxiliary rows: one fixed set, or all rows in `folds`, each held out while the others are learnt from.
 
-    `x`: `count` rows (*shape), several times one after the other where they were asked for as often.
-    `view`: what arrived of the victims, and behind it what arrives of `x` when it is queried; `own`: the latter alone;
-    `knowledge`: what the adversary knows. Without folds its auxiliary rows are less `x`; with folds `x` is all of them,
-    and what learns from them is judged by `cross_predict` alone.
+    `x`: (count, *shape) held-out rows, repeated if queried several times. `view`: the victims' releases followed by
+    those of `x`; `own`: the latter alone; `knowledge`: the adversary's. Without folds its auxiliary rows exclude `x`;
+    with folds `x` is all of them, and attacks that learn from them are tested by `cross_predict` only.
     """
 
     x: Tensor
@@ -65,14 +64,15 @@ class HeldOut:
 
     @property
     def fewest(self) -> int:
-        """The number of auxiliary rows that are left to learn from, of the fold with the fewest."""
+        """Smallest number of auxiliary rows to learn from in any fold."""
         known = [fold.knowledge for fold in self.folds] or [self.knowledge]
         return min(len(unwrap(one.auxiliary)) for one in known)
 
     def cross_predict(self, predict: Callable[[View, Knowledge], Tensor]) -> Tensor:
-        """Return what `predict` makes of victims and rows held out, (victims + count, *shape), each learnt without it.
+        """Return predictions of victims and held-out rows, (victims + count, *shape), none learnt from its own row.
 
-        `predict` is asked once in every fold, from rows that are not in it; of victims the first fold's are returned.
+        `predict` is called once in every fold, with the other rows; of victims the first fold's predictions are
+        returned.
         """
         if not self.folds:
             return predict(self.view, self.knowledge)
@@ -81,28 +81,28 @@ class HeldOut:
         return torch.cat([found[0], *(predictions[-fold.count :] for predictions, fold in further)])
 
     def first(self, most: int) -> tuple[View, Knowledge]:
-        """Return what arrives of the first `most` rows held out, without the victims, and what is known without them.
+        """Return the releases of the first `most` held-out rows alone, and the knowledge without these rows.
 
-        In folds they are of the first fold.
+        With folds they are rows of the first fold.
         """
         part = self.folds[0] if self.folds else self
         own = [m._replace(tensors={name: z[:most] for name, z in m.tensors.items()}) for m in part.own.messages]
         return View(part.own.party, tuple(own), part.own.segments), part.knowledge
 
     def split(self, predictions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the victims' rows of `predictions`, and those of the rows held out."""
+        """Return `predictions` of victims, and those of held-out rows."""
         return predictions[: -len(self.x)], predictions[-len(self.x) :]
 
     def error(self, predictions: Tensor) -> float:
-        """Return the mean squared error of `predictions` of the first rows held out; infinity if one is not finite."""
+        """Return the mean squared error of `predictions` of the first held-out rows; infinity if one is not finite."""
         if not bool(predictions.isfinite().all()):
             return math.inf
         return float((predictions - self.x[: len(predictions)].cpu()).square().mean())
 
     def losses(self, predictions: Tensor) -> Tensor:
-        """Return what `predictions` of the first rows held out miss in each, (n,), in the measure that scores them.
+        """Return the loss of each of the first held-out rows, (n,), in the scored metric.
 
-        Of images of a known range that is the negative PSNR, else the mean squared error.
+        For images with a value range that is the negative PSNR in dB, else the mean squared error.
         """
         truth, span = self.x[: len(predictions)].cpu(), self.knowledge.value_range
         if span is None or len(self.knowledge.shape) != 3:
@@ -111,7 +111,7 @@ class HeldOut:
 
 
 def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
-    """Hold out `share` of the auxiliary rows, drawn by `generator`; `name` is the attack's, for what is refused."""
+    """Hold out a random `share` of the auxiliary rows; raise `InvalidInput`, naming the attack `name`, for too few."""
     auxiliary = unwrap(knowledge.auxiliary)
     order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
     count = count_held_out(name, len(order), share)
@@ -124,9 +124,9 @@ def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generato
 
 
 def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
-    """Hold out all auxiliary rows, about `share` of them in each of `count_folds` folds, drawn by `generator`.
+    """Hold out all auxiliary rows in turn, about `share` of them in each of `count_folds` random folds.
 
-    They are queried once, as victims are. `name` is the attack's, for what is refused.
+    They are queried once, as victims are. Raises `InvalidInput`, naming the attack `name`, for too few rows.
     """
     auxiliary = unwrap(knowledge.auxiliary)
     count_held_out(name, len(auxiliary), share)
@@ -146,18 +146,18 @@ def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float,
 
 
 def _draws(knowledge: Knowledge, x: Tensor, count: int, generator: torch.Generator) -> list[Releases]:
-    """Return what arrives of the rows x when they are asked for: often enough that `count` of them are `JUDGING`.
+    """Return releases of the rows x from repeated queries, until there are `JUDGING` releases of `count` rows.
 
-    Once is enough where no defense draws and none goes by the batch.
+    One query suffices if no defense is random or depends on the batch.
     """
     ask = partial(query_shuffled, unwrap(knowledge.query), generator=generator)
     return query_passes(ask, x, max(round(JUDGING / count), 1))
 
 
 def _beside(query: Callable[[Tensor], Releases], others: Tensor) -> Callable[[Tensor], Releases]:
-    """Return `query` as rows are asked for beside `others`, whose releases are not told.
+    """Return a `query` that passes `others` in the same batches, without returning their releases.
 
-    A defense may go by the batch: an unusual row among those held out is in batches then as it will be later.
+    A defense may depend on the batch, so held-out rows must be in batches like those of later queries.
     """
 
     def ask(x: Tensor) -> Releases:
@@ -170,7 +170,10 @@ def _beside(query: Callable[[Tensor], Releases], others: Tensor) -> Callable[[Te
 
 
 def count_held_out(name: str, rows: int, share: float) -> int:
-    """Return how many of `rows` auxiliary rows a `share` is; refuse none, and one that leaves fewer than two."""
+    """Return the number of held-out rows for a `share` of `rows`.
+
+    Raises `InvalidInput` for none, or if under two are left.
+    """
     count = round(share * rows)
     if not 0 < count <= rows - 2:
         raise InvalidInput(
@@ -181,12 +184,12 @@ def count_held_out(name: str, rows: int, share: float) -> int:
 
 
 def count_folds(rows: int, share: float) -> int:
-    """Return in how many folds about `share` of `rows` are held out in turn: 2 at least and `MOST_FOLDS` at most."""
+    """Return the number of folds with about `share` of `rows` in each: between 2 and `MOST_FOLDS`."""
     return min(max(round(1 / share), 2), MOST_FOLDS, rows)
 
 
 def _with_releases(view: View, released: Releases) -> View:
-    """Return the activations of `view` with `released`, value -> (n, ...), in place of what was released."""
+    """Return the activations of `view` with their tensors replaced by `released`, value -> (n, ...)."""
     seen = view.select(kind="activation")
     places = {name: message for message in seen.messages for name in message.tensors}
     further = tuple(m._replace(tensors={name: released[name]}) for name, m in places.items())
@@ -194,6 +197,6 @@ def _with_releases(view: View, released: Releases) -> View:
 
 
 def _append_releases(view: View, released: Releases) -> View:
-    """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
+    """Return the activations of `view` with `released`, value -> (n, ...), appended."""
     seen = view.select(kind="activation").messages
     return View(view.party, (*seen, *_with_releases(view, released).messages), view.segments)

@@ -1,9 +1,9 @@
-"""The search that every white-box inversion makes: the inputs whose releases, under a known function, were seen.
+"""Shared by white-box inversions: gradient search for inputs whose release under a known function is a given one.
 
-Where a defense is random the search adapts: it measures the variance v of the release under noise of its own drawing,
-and adds 2 v n_x / (n_z s) to the weight of the total variation, for n_x inputs, n_z released numbers and neighbours
-that differ by a variance of s: with it the minimum is the most probable image under Gaussian noise. Without noise that
-adds nothing.
+If a defense is random the search adapts: it measures the variance v of the release under noise of its own draws, and
+adds 2 v n_x / (n_z s) to the weight of the total variation, for n_x inputs, n_z released numbers and neighbours that
+differ by a variance of s. The minimum is then the most probable image under Gaussian noise. Without noise that term is
+zero.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Function = Callable[[Tensor], Releases]
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: rows whose release under `mean` is `seen`; `sample` is `mean` with noise drawn afresh.
+    """Search for rows whose release under `mean` equals `seen`; `sample` is `mean` with freshly drawn noise.
 
-    `tv` and `l2` weigh the total variation and the mean square of a row; `smoothness` is s above.
+    `tv` and `l2`: weights of the total variation and of the mean square of a row; `smoothness`: s in the head of this
+    module.
     """
 
     seen: Releases
@@ -43,7 +44,10 @@ class Search:
     def advance(
         self, x: Tensor, optimizer: torch.optim.Optimizer, steps: int, progress: Progress | None = None
     ) -> None:
-        """Take `steps` of `optimizer`, which holds x (n, *shape); losses of rows are added, so each goes alone."""
+        """Take `steps` of `optimizer` over x (n, *shape).
+
+        The losses of rows are added, so each is optimised independently.
+        """
         tv = self.tv
         for step in count_turns(steps, progress, 50):
             if step % REMEASURE == 0:
@@ -56,14 +60,14 @@ class Search:
 
 
 def start(seen: Releases, knowledge: Knowledge) -> Tensor:
-    """Return a row a victim, (victims, *shape), at the middle of the value range (or at zero), to be searched from."""
+    """Return a start for each victim, (victims, *shape), at the middle of the value range (or at zero)."""
     middle = sum(knowledge.value_range) / 2 if knowledge.value_range is not None else 0.0
     victims = len(next(iter(seen.values())))
     return torch.full((victims, *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
 
 
 def invert(view: View, knowledge: Knowledge, lr: float, steps: int, progress: Progress | None, **how: Any) -> Tensor:
-    """Return rows (victims, *shape) whose release is what `view` holds, found from `start` in `steps` of Adam.
+    """Return rows (victims, *shape) whose release approximates that in `view`, after `steps` of Adam from `start`.
 
     `how`: the other fields of `Search`.
     """
@@ -75,26 +79,26 @@ def invert(view: View, knowledge: Knowledge, lr: float, steps: int, progress: Pr
 
 @torch.no_grad()
 def noise_variance(mean: Function, sample: Function, x: Tensor) -> float:
-    """Return the mean variance that the defenses add to a released number of rows x; 0 where they draw nothing.
+    """Return the mean variance that the defenses add to a released number of rows x; 0 if they are not random.
 
-    `mean`, `sample`: the release with the defenses at their mean, and with noise drawn afresh.
+    `mean`, `sample`: releases with the defenses at their mean, and with freshly drawn noise.
     """
     expected, drawn = mean(x), sample(x)
     return float(sum((drawn[n] - z).square().sum() for n, z in expected.items())) / (len(x) * width(expected))
 
 
 def row_misfit(released: Releases, seen: Releases) -> Tensor:
-    """Return the mean squared difference of a released number, over all values, of each row: (rows,)."""
+    """Return the mean squared difference of released numbers, over all values, for each row: (rows,)."""
     squares = [flat_rows((released[name] - z).square()).sum(1) for name, z in seen.items()]
     return torch.stack(squares).sum(0) / width(seen)
 
 
 def misfit(released: Releases, seen: Releases) -> Tensor:
-    """Return the mean squared difference of each row's release, added over values and rows: a scalar."""
+    """Return the mean squared difference of each row's release, summed over values and rows: a scalar."""
     losses = [flat_rows((released[name] - z) ** 2).mean(1).sum() for name, z in seen.items()]
     return torch.stack(losses).sum()
 
 
 def width(releases: Releases) -> int:
-    """Return how many numbers are released of one row."""
+    """Return the number of released numbers of one row."""
     return sum(z[0].numel() for z in releases.values())

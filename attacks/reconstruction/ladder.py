@@ -1,11 +1,9 @@
-"""Ladder: inverse networks of several sizes and budgets; the best on auxiliary rows held out makes the prediction.
+"""Ladder: trains inverse networks of several sizes and budgets, and uses the one with the least error on held-out rows.
 
 Paper: the networks are those of He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019
-(black box); the choice among them is ours.
-
-Some auxiliary rows are kept from the networks. What arrives of them is put behind what arrived of the victims, and
-every network decodes both without knowing which is which. The network with the smallest squared error on the rows that
-were kept, which are the adversary's own, makes the prediction: the truth has no part in the choice.
+(black box); the choice among them is ours. Some of the adversary's auxiliary rows are held out of training. Their
+releases are appended to those of the victims, and every network decodes both alike. The network with the smallest
+squared error on the held-out rows makes the prediction; the victims' truth is not used.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from splitfed.registry import load
 
 @dataclass(frozen=True)
 class Ladder(Attack):
-    """One network for each of `widths` and each of `epochs`; the share `validation` of the auxiliary rows chooses.
+    """Chooses among networks with each of `widths` and `epochs`, on the share `validation` of the auxiliary rows.
 
     `batch_size`, `lr` and `queries` are those of `inverse_network`.
     """
@@ -49,13 +47,13 @@ class Ladder(Attack):
     validation: float = field(default=0.2, metadata=require_share("ladder validation"))
 
     def rungs(self) -> Iterator[Attack]:
-        """Return the networks, the smallest first."""
+        """Yield the candidate networks, the smallest first."""
         network = load("attacks", "inverse_network")
         for width, epochs in product(self.widths, self.epochs):
             yield network(epochs=epochs, batch_size=self.batch_size, lr=self.lr, width=width, queries=self.queries)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the chosen network's rows for the releases in the view: (victims, *shape)."""
+        """Return the chosen network's reconstructions of the releases in the view: (victims, *shape)."""
         held_out = hold_out("ladder", view, knowledge, self.validation, generator)
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())

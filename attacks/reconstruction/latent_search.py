@@ -1,4 +1,4 @@
-"""Latent search: the row of a learnt prior whose release, under known upstream weights, is nearest to what was seen.
+"""Latent search: optimizes latent numbers of a learnt prior until the release, under known weights, fits a given one.
 
 Paper: after Li, Yang, Liu, Wang, Hu, Yi, Xu, "GAN you see me? Enhanced data reconstruction attacks against split
 inference", NeurIPS 2023 (GLASS), with the decoder G of a variational autoencoder of the adversary's auxiliary rows
@@ -9,18 +9,18 @@ Stage 1 searches latent numbers u by Adam. It minimises
     |f(G(u)) - z|² / (m s) + kl KL(u)
 
 for a release z of m numbers of variance s over the auxiliary rows; KL(u) is that of a Gaussian with the mean and
-variance of the entries of u to a standard normal one. The search begins at `restarts` of `draws` samples of the prior,
-those of the least loss for the victim, and the search of the least loss at the end is kept. Stage 2 frees the
-activations h behind the first layer of G, the counterpart of w+, from where stage 1 ended: the distance |h - h_0|²,
-relative to the variance that h has under the prior, is weighed by `anchor` in place of KL.
+variance of the entries of u to a standard normal one. The search starts from the `restarts` samples with the least loss
+among `draws` of the prior, and keeps the result with the least loss. Stage 2 optimizes the activations h behind the
+first layer of G, the counterpart of w+, from the end of stage 1: the distance |h - h_0|², relative to the variance that
+h has under the prior, has the weight `anchor` in place of KL.
 
-Deviates: the authors draw the starts without a look at the release, add noise to w+, weigh total variation and the
-square of the picture, and leave w+ as free as it gets. f has the run's defenses at their mean. Where they are random
-the attack adapts: noise of variance v, which it measures by its own drawing, adds v / (m s) times |u|² (in stage 2:
-times the relative |h - h_0|²), by which the minimum is the most probable u under Gaussian noise.
+Deviates: the authors draw the starts without regard to the release, add noise to w+, penalise total variation and the
+square of the image, and leave w+ unconstrained. f has the run's defenses at their mean. Where they are random the
+attack adapts: noise of variance v, which it measures by draws of its own, adds v / (m s) times |u|² (in stage 2: times
+the relative |h - h_0|²), by which the minimum is the most probable u under Gaussian noise.
 
-What a prior does not hold is not found. Which rows of it exist in G at all, nobody can say who does not know the truth;
-the scorer's `oracle_pca_16` has a linear code of as many numbers as `latent` has by default.
+Rows outside the range of G cannot be reconstructed, and without the truth it is unknown which these are; for
+comparison, the scorer's `oracle_pca_16` is a linear code of the default number of latent numbers.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ from splitfed.core.rows import flat_rows
 
 VICTIMS_AT_ONCE = 64
 LEAST_VARIANCE = 1e-12
-"""Of a release, of latent numbers and of activations: a smaller one is taken for this."""
+"""Lower bound of the variances of releases, latent numbers and activations."""
 
 
 @dataclass(frozen=True)
 class LatentSearch(Attack):
-    """A prior of `latent` numbers and `width` hidden units, from `epochs` over batches of `batch_size` at rate `lr`.
+    """Searches a prior of `latent` numbers and `width` hidden units, trained for `epochs` at rate `lr`.
 
-    Stage 1: `restarts` of `draws` samples, `latent_iterations` each at rate `latent_lr`, with the weight `kl`. Stage 2:
-    `iterations` (0: none) at rate `free_lr`, with the weight `anchor`. Both rates fall along half a cosine.
+    The prior is trained in batches of `batch_size`. Stage 1: `restarts` of `draws` samples, `latent_iterations` each at
+    rate `latent_lr`, with the weight `kl`. Stage 2: `iterations` (0: none) at rate `free_lr`, with the weight `anchor`.
+    Both rates fall along half a cosine.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
@@ -82,7 +83,7 @@ class LatentSearch(Attack):
     anchor: float = field(default=0.1, metadata=require_number("latent_search anchor", low=0.0))
 
     def __post_init__(self) -> None:
-        """Refuse fewer draws than restarts too."""
+        """Also raise `InvalidInput` for fewer draws than restarts."""
         super().__post_init__()
         if self.draws < self.restarts:
             raise InvalidInput(
@@ -90,7 +91,7 @@ class LatentSearch(Attack):
             )
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the rows found for the releases in the view: (victims, *shape)."""
+        """Return the reconstructions of the releases in the view: (victims, *shape)."""
         seen = view.select(kind="activation").tensors(knowledge.device)
         parts = [
             {name: z[first : first + VICTIMS_AT_ONCE] for name, z in seen.items()}
@@ -120,7 +121,7 @@ class LatentSearch(Attack):
     def train_prior(
         self, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None
     ) -> VariationalAutoencoder:
-        """Return the prior, trained on the auxiliary rows; nothing of the victims or their parties has a part in it."""
+        """Return the prior, trained on the auxiliary rows alone."""
         prior = VariationalAutoencoder(knowledge.shape, self.latent, self.width, knowledge.value_range).to(
             knowledge.device
         )
@@ -132,7 +133,10 @@ class LatentSearch(Attack):
 
 
 class LatentSpace:
-    """The rows of `prior` and their losses for the releases `seen`, value -> (victims, ...); weights as in the head."""
+    """Losses of rows of `prior` for the releases `seen`, value -> (victims, ...).
+
+    Weights as in the head of this module.
+    """
 
     def __init__(
         self, prior: VariationalAutoencoder, seen: Releases, knowledge: Knowledge, kl: float, anchor: float
@@ -149,7 +153,7 @@ class LatentSpace:
         self._noise = noise / (self._scale * width(seen))
 
     def losses(self, u: Tensor) -> Tensor:
-        """Return the losses of stage 1 of latent numbers u (victims, restarts, latent): (victims, restarts)."""
+        """Return the stage 1 losses of latent numbers u (victims, restarts, latent): (victims, restarts)."""
         count = u.shape[1]
         flat = u.flatten(0, 1)
         seen = {name: z.repeat_interleave(count, 0) for name, z in self._seen.items()}
@@ -158,7 +162,10 @@ class LatentSpace:
         return losses
 
     def best(self, drawn: Tensor, restarts: int, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
-        """Return the latent numbers (victims, latent) of the least loss of `restarts` searches from `drawn` samples."""
+        """Return the latent numbers (victims, latent) with the least loss after `restarts` searches.
+
+        `drawn`: samples of the prior, from which the searches start.
+        """
         with torch.no_grad():
             released = self._function(self._prior.decode(drawn))
             squares = [torch.cdist(flat_rows(z), flat_rows(released[n])).square() for n, z in self._seen.items()]
@@ -169,7 +176,7 @@ class LatentSpace:
             return u[torch.arange(len(u), device=u.device), self.losses(u).argmin(1)]
 
     def free(self, u: Tensor, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
-        """Return the rows (victims, *shape) of stage 2, which frees what the first layer makes of u."""
+        """Return the rows (victims, *shape) of stage 2, which starts from the first layer's activations for u."""
         first: Tensor = self._prior.first(u)
         variance = self._prior.hidden_variance().clamp_min(LEAST_VARIANCE)
 
@@ -183,7 +190,7 @@ class LatentSpace:
         return found
 
     def _distance_from_prior(self, u: Tensor) -> Tensor:
-        """Return kl KL(u), and what noise adds to it, of latent numbers u (n, latent): (n,)."""
+        """Return the prior term of latent numbers u (n, latent), kl KL(u) plus the noise term: (n,)."""
         return self._kl * divergence(u) + self._noise * u.square().sum(1)
 
 
@@ -201,7 +208,10 @@ def divergence(u: Tensor) -> Tensor:
 def descend_rows(
     start: Tensor, losses: Callable[[Tensor], Tensor], steps: int, lr: float, progress: Progress | None = None
 ) -> Tensor:
-    """Return what `steps` of Adam, from rate `lr` along half a cosine, make of `start`; losses of rows are added."""
+    """Return the result of `steps` of Adam from `start`, at a rate from `lr` along half a cosine.
+
+    The losses of rows are added, so each row is optimised independently.
+    """
     x = start.detach().clone()
     if steps == 0:
         return x

@@ -1,16 +1,16 @@
-"""Linear gradient inversion: releases solved from the gradient of a linear layer's weights and that of its results.
+"""Linear gradient inversion: solves for a linear layer's inputs from the gradients of its weights and of its outputs.
 
-Paper: none; the algebra is that of a linear layer, as after Zhu, Blaschko, "R-GAP: recursive gradient attack on
-privacy", ICLR 2021, turned on the published protocols of encrypted split learning: Khan, Nguyen, Michalas, "Split ways:
-privacy-preserving training of encrypted data using split learning", 2023 ("plain_gradient"), and the same authors'
-"Split without a leak", 2023 ("constant_mask").
+Paper: none; after Zhu, Blaschko, "R-GAP: recursive gradient attack on privacy", ICLR 2021, applied to the published
+protocols of encrypted split learning: Khan, Nguyen, Michalas, "Split ways: privacy-preserving training of encrypted
+data using split learning", 2023 ("plain_gradient"), and the same authors' "Split without a leak", 2023
+("constant_mask").
 
-The server's layer computes o = z W' + b on encrypted z (rows, features). It reads g = dL/do (rows, results), and
-dL/dW = g' z: as it is under "plain_gradient", and under "constant_mask" as what two successive weights differ by, over
-the rate. So z = pinv(g') dL/dW: exact where g has as many independent rows as the step has victims. The gradients of
+The server's layer computes o = z W' + b on encrypted z (rows, features). It reads g = dL/do (rows, results), and dL/dW
+= g' z: directly under "plain_gradient", and under "constant_mask" as the difference of two successive weights over the
+rate. So z = pinv(g') dL/dW: exact where g has as many independent rows as the step has victims. The gradients of
 softmax and cross-entropy add up to zero in each row, so that a step must have fewer victims than classes. In a larger
-step only what lies in the space of the rows of g' is read, the least squares solution of least norm, and nothing is
-stated of its error.
+step only the component of z in the row space of g' is determined; the prediction is the minimum-norm least squares
+solution, without a stated error.
 
 Error: dL/dW is known up to e a number, by rounding to float32 (24 bits), and under "constant_mask" by the noise of
 CKKS, over the rate. A number of z is then known up to sqrt(results) e / s, s the smallest singular value of g.
@@ -48,7 +48,7 @@ ROUNDING = 2.0**-24
 
 
 class _LayerStep(NamedTuple):
-    """One step: the gradients of results (rows, results) and weights (results, features), the latter up to `error`."""
+    """One step: gradients of outputs (rows, results) and of weights (results, features), the latter up to `error`."""
 
     results: Tensor
     weights: Tensor
@@ -57,9 +57,9 @@ class _LayerStep(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearGradientInversion(Attack):
-    """Rows out of the weight gradient of a linear first layer.
+    """Reconstructs the encrypted inputs of a linear layer from its weight gradient.
 
-    `step_rows`: victims in one training step, 4 as published; 0: as many as the run trained on in one.
+    `step_rows`: victims in one training step, 4 as published; 0: the batch size of the run.
     """
 
     target: ClassVar[Target] = Target.RELEASES
@@ -73,7 +73,7 @@ class LinearGradientInversion(Attack):
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndBound:
-        """Return the releases, (victims, features), and the largest error of a number of each, (victims,)."""
+        """Return the releases, (victims, features), and the largest absolute error of each, (victims,)."""
         layer = unwrap(knowledge.encrypted_layer)
         steps = list(_steps(view, layer))
         if not steps:
@@ -87,12 +87,12 @@ class LinearGradientInversion(Attack):
 
 
 def solve(results: Tensor, weights: Tensor, error: float, bound: float) -> tuple[Tensor, Tensor]:
-    """Return z (rows, features) with results' z = weights, and the largest error of a number of each row, (rows,).
+    """Return z (rows, features) with results' z = weights, and the largest absolute error in each row, (rows,).
 
-    `results`: (rows, results), the gradient of what a linear layer returns; `weights`: (results, features), that of its
-    weights, each number up to `error`; `bound`: the largest magnitude of z. Where the rows of `results` are dependent,
-    or so nearly that the error of some direction of z may exceed the bound, z is the solution of least norm in the
-    other directions, and the largest errors are infinite.
+    `results`: (rows, results), gradient of a linear layer's outputs; `weights`: (results, features), gradient of its
+    weights, each number up to `error`; `bound`: the largest magnitude of z. If the rows of `results` are linearly
+    dependent, or so nearly that the error of some direction of z may exceed the bound, z is the minimum-norm solution
+    in the other directions, and the largest errors are infinite.
     """
     rows, columns = results.shape
     left, values, right = torch.linalg.svd(results.double(), full_matrices=False)
@@ -105,7 +105,7 @@ def solve(results: Tensor, weights: Tensor, error: float, bound: float) -> tuple
 
 
 def _steps(view: View, layer: EncryptedLayer) -> Iterator[_LayerStep]:
-    """Return what each step says of its victims, in their order."""
+    """Yield the gradients of each step, in the order of its victims."""
     after = {m.stamp: m.tensors[layer.weight] for m in view.messages if m.kind == layer.masked}
     for message in view.select(kind="gradient").messages:
         if layer.result not in message.tensors:
@@ -118,13 +118,16 @@ def _steps(view: View, layer: EncryptedLayer) -> Iterator[_LayerStep]:
 
 
 def _plain_step(layer: EncryptedLayer, results: Tensor, message: Message) -> _LayerStep:
-    """Return a step whose weight gradient arrived, a sum over the rows that was added up in float32."""
+    """Return a step whose weight gradient was received, as a sum over rows in float32."""
     largest = layer.bound * float(results.abs().sum(0).max())
     return _LayerStep(results, message.tensors[layer.weight].double().cpu(), (len(results) + 1) * ROUNDING * largest)
 
 
 def _masked_step(view: View, layer: EncryptedLayer, results: Tensor, after: Tensor) -> _LayerStep:
-    """Return a step whose weight gradient is what its weights, and those `after` it behind the mask, differ by."""
+    """Return a step whose weight gradient is the difference of successive weights over the rate.
+
+    `after`: weights after the step, plus the mask.
+    """
     (before,) = (m.weight for m in view.segments[layer.segment].modules() if isinstance(m, nn.Linear))
     difference = before.detach().double().cpu() - (after - layer.mask)
     error = layer.weight_error(results) + ROUNDING * float(after.abs().max())

@@ -11,9 +11,9 @@ With the pairs centred, B = (Z'Z + lam tr(Z'Z)/m I)^-1 Z'X in float64, m the num
 Where m exceeds the pairs, the same B comes from Z'(ZZ' + lam tr(Z'Z)/m I)^-1 X. lam is chosen on a fifth of the
 auxiliary rows, held out, from 1e-10, 1e-7, 1e-4, 1e-2, 1 and 100; B is then solved for all of them.
 
-It has no training that could be too short, so it is the floor of every trained decoder (`splitfed.threats.floors`). For
-Gaussian data behind a linear client with Gaussian noise it is the best estimate that there is; it reaches the mean row
-where nothing can be learnt. It adapts to random defenses: the pairs were queried through them, `queries` times.
+A closed form cannot be under-trained, so it is the floor of every trained decoder (`splitfed.threats.floors`). For
+Gaussian data behind a linear client with Gaussian noise it is the optimal estimator; where releases hold no information
+it predicts the mean row. It adapts to random defenses: the pairs were queried through them, `queries` times.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class LinearInverse(Attack):
-    """The linear map from releases to rows that fits auxiliary rows best.
+    """The linear map from releases to rows with the least squared error on auxiliary rows.
 
-    `queries`: how often the auxiliary rows are sent through the victims' parties, where defenses are random.
+    `queries`: number of passes of the auxiliary rows through the victims' parties, if defenses are random.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
@@ -47,7 +47,7 @@ class LinearInverse(Attack):
     queries: int = field(default=5, metadata=require_count("linear_inverse queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the regression's rows for the releases in the view: (victims, *shape)."""
+        """Return the reconstructions of the releases in the view: (victims, *shape)."""
         released = view.select(kind="activation").tensors(knowledge.device)
         x = unwrap(knowledge.auxiliary)
         kept, aside = hold_out(len(x), generator, "linear_inverse")

@@ -5,12 +5,12 @@ countermeasures", CCS 2015 (algorithm 1, MI-Face).
 
 Per class c: minimise 1 - p_c(x) + tv TV(x) from the middle of the value range, inside that range; a class stops at a
 confidence of `enough`, or after `patience` iterations without progress, and returns its best row. All classes run as
-one batch. The adversary holds the weights of the whole model, with every defense at its mean.
-Deviations: the prior stands in for the authors' denoising step, and the optimizer may be Adam; the budget "paper" has
-plain descent without a prior, with their rate and limits. A row of which the model is sure need not look like the
-class: it is read by the figure that another model gives it more than by its distance from the class's mean.
-The constants of `fast` are ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is
-not reported: with rate .02 another model recognised 9 of ten classes at a prior of .1, and 7 without a prior and at 1.
+one batch. The adversary has the weights of the whole model, with every defense at its mean. Deviations: the prior
+replaces the authors' denoising step, and the optimizer may be Adam; the budget "paper" has plain descent without a
+prior, with their rate and limits. A row that the model classifies with confidence need not resemble the class: its
+accuracy under another model is more informative than its distance from the class's mean. The constants of `fast` are
+ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is not reported: with rate .02
+another model recognised 9 of ten classes at a prior of .1, and 7 without a prior and at 1.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 @dataclass(frozen=True)
 class ModelInversion(Attack):
-    """`iterations` of `optimizer` ("adam" or "sgd") at rate `lr`; `tv` weighs the prior of smooth images.
+    """Optimizes a row for each class by `iterations` of `optimizer` ("adam" or "sgd") at rate `lr`.
 
-    `enough`: the confidence at which a class is done; `patience`: how many iterations may pass without progress.
+    `tv`: weight of the total variation. `enough`: confidence at which a class stops; `patience`: number of iterations
+    without progress after which it stops.
     """
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
@@ -58,7 +59,7 @@ class ModelInversion(Attack):
     patience: int = field(default=100, metadata=require_count("model_inversion patience", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (classes, *shape)."""
+        """Return one row for each class: (classes, *shape)."""
         model = unwrap(knowledge.model)
         classes = torch.arange(check_classes("model_inversion", knowledge.classes), device=knowledge.device)
         low, high = knowledge.value_range or (-torch.inf, torch.inf)

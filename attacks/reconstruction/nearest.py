@@ -1,15 +1,15 @@
-"""Nearest rows: the auxiliary rows whose releases are nearest to the victim's, one of them or the mean of several.
+"""Nearest rows: predicts the mean of the auxiliary rows whose releases are nearest to the victim's.
 
 Paper: none; after Cover, Hart, "Nearest neighbor pattern classification", IEEE Transactions on Information Theory 1967.
 
-x^ is the mean of the auxiliary rows with the k nearest releases, by Euclidean distance. Where channels differ in scale,
-each is divided by its deviation over the auxiliary rows. k, and whether channels are scaled, are those with the least
-squared error on a fifth of the auxiliary rows, held out (256 of them at most).
+x^ is the mean of the auxiliary rows with the k nearest releases, by Euclidean distance. Channels may be divided by
+their deviations over the auxiliary rows. k, and whether channels are scaled, are chosen by the least squared error on a
+fifth of the auxiliary rows, held out (256 of them at most).
 
-What it shows was never in the victim's row: it is the honest floor of attacks with a generative prior, and a
-reconstruction no better than the mean of ten has told class and style, not the picture. Where releases say nothing, its
-error is (1 + 1/k) times that of the mean row. It adapts to random defenses: what stands for an auxiliary row is the
-mean of its releases in `queries` queries, drawn afresh.
+The prediction contains no detail of the victim's own row, so it is the floor of attacks with a generative prior: a
+reconstruction no better than the mean of ten reveals class and style, not the image. If releases hold no information,
+its error is (1 + 1/k) times that of the mean row. It adapts to random defenses: the release of an auxiliary row is the
+mean over `queries` queries, drawn afresh.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from splitfed.core.errors import InvalidInput, require_count, require_counts
 from splitfed.core.messages import View
 
 MOST_ASIDE = 256
-"""Rows held out at most: each costs its distances to all others, twice."""
+"""Maximum number of held-out rows; for each, distances to all other rows are computed twice."""
 
 
 @dataclass(frozen=True)
 class Nearest(Attack):
-    """The auxiliary rows whose releases are nearest to a victim's.
+    """Predicts the mean of the auxiliary rows with the nearest releases.
 
-    `neighbours`: how many rows the mean is over; of several counts held-out rows choose. `queries`: see above.
+    `neighbours`: candidate numbers of rows, chosen on held-out rows. `queries`: see the head of this module.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
@@ -47,7 +47,7 @@ class Nearest(Attack):
     queries: int = field(default=5, metadata=require_count("nearest queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the mean of the nearest rows for the releases in the view: (victims, *shape)."""
+        """Return the reconstructions of the releases in the view: (victims, *shape)."""
         released = view.select(kind="activation").tensors(knowledge.device)
         x = unwrap(knowledge.auxiliary)
         kept, aside = (part.to(x.device) for part in hold_out(len(x), generator, "nearest", MOST_ASIDE))

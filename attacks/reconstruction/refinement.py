@@ -1,16 +1,16 @@
-"""Refinement: rows near a first prediction whose release, under known upstream weights, is nearer to what was seen.
+"""Refinement: searches near a first prediction for rows whose release, under known weights, fits a given one better.
 
 Source: ours, after the white-box search of He, Zhang, Lee, "Model inversion attacks against collaborative inference",
-ACSAC 2019, with a decoder's prediction for its prior.
+ACSAC 2019, with a decoder's prediction as its prior.
 
 For a row x of d_x numbers with the prediction x_0 and the release z of d_z numbers, minimise
 
     max(|f(x) - z|² - s² d_z, 0) / (2 s²) + |x - x_0|² / (2 v t) + tv TV(x)
 
-with Adam, its rate falling along half a cosine. s² is what f misses of a released number on rows that the adversary
-knows (the noise of a defense, and all else that f leaves out), v how far predictions are from such rows, a number. The
-release is not fitted beyond s² (the discrepancy principle). z was used for x_0 already, so this is no posterior: t says
-how far x may go, and is chosen on rows that the adversary knows.
+with Adam, its rate falling along half a cosine. s² is the mean squared error of f per released number on rows that the
+adversary knows (noise of a defense, and all else that f does not model); v is the mean squared error of predictions per
+number on such rows. The release is not fitted beyond s² (the discrepancy principle). As z was used for x_0 already,
+this is no posterior: t, chosen on rows that the adversary knows, limits the distance from x_0.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from splitfed.attacks.reconstruction.priors import roughness
 from splitfed.core.rows import flat_rows
 
 LEAST_NOISE = 1e-8
-"""Of the variance of what was released: a smaller s² is taken for this, or the search would be nothing but its fit."""
+"""Lower bound of s², relative to the variance of the release, so that the prior keeps some weight."""
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """A search from `start` (rows, *shape) for rows whose release under `function` is `seen`.
+    """A search from `start` (rows, *shape) for rows whose release under `function` equals `seen`.
 
     `noise`: s², > 0; `residual`: v, > 0; `reach`: t, > 0; `tv`: weight of the total variation, >= 0.
     """
@@ -64,14 +64,14 @@ class Refinement:
         return x.detach()
 
     def _misfit(self, x: Tensor) -> Tensor:
-        """Return |f(x) - z|² of every row."""
+        """Return |f(x) - z|² of every row: (rows,)."""
         released = self.function(x)
         return torch.stack([flat_rows((released[n] - z).square()).sum(1) for n, z in self.seen.items()]).sum(0)
 
 
 @torch.no_grad()
 def measure_noise(function: Callable[[Tensor], Releases], x: Tensor, seen: Releases) -> float:
-    """Return the mean squared difference of a released number from what `function` says of `x`, the rows behind it."""
+    """Return the mean squared difference between the releases `seen` of rows `x` and those that `function` computes."""
     released = function(x)
     total = sum(float((released[n] - z).square().sum()) for n, z in seen.items()) / (len(x) * width(seen))
     variance = sum(float((z - z.mean(0)).square().sum()) for z in seen.values()) / (len(x) * width(seen))

@@ -1,11 +1,11 @@
-"""White-box inversion: search the input whose release, under the known upstream weights, equals what was seen.
+"""White-box inversion: optimizes the input until its release, under the known upstream weights, equals a given one.
 
-Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (white box,
-regularised maximum likelihood estimation).
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (white box, regularised
+maximum likelihood estimation).
 
 Per victim: minimise mean((f(x) - z)^2) + tv TV(x) + l2 mean(x^2) with Adam (amsgrad, eps 1e-3), TV the mean squared
-difference of neighbours in each direction. All victims run as one batch; their losses are added, so each is
-optimised as if alone. f includes the run's defenses at their mean.
+difference of neighbours in each direction. All victims run as one batch; their losses are added, so each is optimised
+as if alone. f includes the run's defenses at their mean.
 
 Where a defense is random the attack adapts: the noise that it measures adds to tv
 (`splitfed.attacks.reconstruction.inversion`).
@@ -28,9 +28,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Rmle(Attack):
-    """`iterations` of Adam at rate `lr`; `tv` and `l2` weigh the two regularisers.
+    """Optimizes inputs by `iterations` of Adam at rate `lr`; `tv` and `l2`: weights of the two regularisers.
 
-    `smoothness`: the variance by which neighbours differ, which decides how much noise adds to tv.
+    `smoothness`: assumed variance of the difference of neighbours, which determines the weight that noise adds to tv.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
@@ -50,7 +50,7 @@ class Rmle(Attack):
     smoothness: float = field(default=0.2, metadata=require_number("rmle smoothness", low=0.0, open_low=True))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (victims, *shape), started at the middle of the value range (or at zero)."""
+        """Return the reconstructions, (victims, *shape), started at the middle of the value range (or at zero)."""
         return invert(
             view, knowledge, self.lr, self.iterations, progress,
             mean=unwrap(knowledge.upstream), sample=unwrap(knowledge.sample),

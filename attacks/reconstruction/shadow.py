@@ -1,14 +1,14 @@
-"""Shadow: an upstream trained to suit the adversary's own downstream segments, then inverted; asks no queries.
+"""Shadow: trains an upstream model against the adversary's own downstream segments and inverts it; without queries.
 
 Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (query-free).
 
 The adversary knows z, its own segments g up to the loss, and labelled rows. It trains a shadow f' by the loss of
-g(f'(x)) on the labels, g frozen, and then searches the input whose release under f' equals z, like `rmle`. Releases of
-the shadow in training go through the run's defenses, drawn afresh, and its loss is weighed, and has terms added, as the
-client's by them in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The search takes
-defenses at their mean. The shadow has the architecture of the upstream it stands for, where the authors take another
-one; optimizer, batches, halving of the rate every ten epochs and both numbers of steps of the budget "paper" are
-theirs. A U-shaped server holds no loss: refused.
+g(f'(x)) on the labels, g frozen, and then optimizes the input until its release under f' equals z, like `rmle`.
+Releases of the shadow in training pass the run's defenses, drawn afresh, and its loss has the defenses' factor and
+penalties as the client's in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The
+search takes defenses at their mean. The shadow has the architecture of the upstream segments, where the authors use a
+different one; optimizer, batches, halving of the rate every ten epochs and both numbers of steps of the budget "paper"
+are theirs. A U-shaped server holds no loss: refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ _HALVED = 10  # epochs
 
 @dataclass(frozen=True)
 class Shadow(Attack):
-    """`epochs` at rate `shadow_lr` in batches of `batch_size` for the shadow; `iterations` at rate `lr` to invert it.
+    """Trains a shadow for `epochs` at rate `shadow_lr` in batches of `batch_size`.
 
-    `tv` and `l2` weigh the two regularisers of the input.
+    Inverts it by `iterations` at rate `lr`.
+
+    `tv` and `l2`: weights of the two regularisers of the input.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset(
@@ -64,7 +66,10 @@ class Shadow(Attack):
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndClone:
-        """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
+        """Return the reconstructions, (victims, *shape), and the shadow.
+
+        The search starts at the middle of the value range (or at zero).
+        """
         shadow = unwrap(knowledge.architecture)(int(torch.randint(2**62, (), generator=generator)))
         self._train(shadow, knowledge, generator, progress)
         found = invert(

@@ -1,17 +1,17 @@
-"""Token decoder: a classifier over the vocabulary, trained on queries with auxiliary rows, reads every token.
+"""Token decoder: predicts every token by a classifier over the vocabulary, trained on queries with auxiliary rows.
 
 Paper: Song, Raghunathan, "Information leakage in embedding models", CCS 2020, whose classifier finds the words behind
 an embedding of a text; Chen, Qin, Yang, Zhou, Fan, Du, Xu, "Unveiling the vulnerability of private fine-tuning in
 split-based frameworks for large language models: a bidirectionally enhanced attack", CCS 2024, who train a decoder from
 what crosses the cut to the token at every position.
 
-Releases of the auxiliary rows go through the run's own defenses, drawn afresh in every pass. A release that has a place
-for every token, (rows, tokens, d), is read place by place, by one perceptron for all of them; of any other shape, by
-one that sees all of it and answers for every position. A value is used for the inputs that it is computed from. Loss:
-cross-entropy, over the tokens that are no padding where rows have the parts "input_ids" and "attention_mask". Every
-position has a score of its own for every token, which begins as how often it stands there. The networks are ours: the
-second paper's decoder has a recurrent layer, and learns from models like the victim's where it cannot ask. An id that
-is in no auxiliary row is never predicted.
+Releases of the auxiliary rows go through the run's own defenses, drawn afresh in every pass. A release with a place for
+every token, (rows, tokens, d), is decoded place by place, by one perceptron for all places; a release of any other
+shape by a perceptron that reads all of it and predicts every position. A value is used for the inputs that it is
+computed from. Loss: cross-entropy, over the tokens that are no padding if rows have the parts "input_ids" and
+"attention_mask". Every position has a bias for every token, initialised by the token's frequency there. The networks
+are ours: the second paper's decoder has a recurrent layer, and learns from models like the victim's where it has no
+queries. An id that is in no auxiliary row is never predicted.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 IGNORED = -100
-"""Stands for a token that is not learnt from."""
+"""Label of a token that is left out of the loss."""
 SMOOTHING = 0.1
-"""Added to every count of a token at a position."""
+"""Pseudo-count added to every count of a token at a position."""
 
 
 @dataclass(frozen=True)
 class TokenDecoder(Attack):
-    """`epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`; perceptrons of `width`.
+    """Trains perceptrons of `width` for `epochs` in batches of `batch_size` with Adam at rate `lr`.
 
-    `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
+    `queries`: number of passes of the auxiliary rows through the victims' parties, used in turn.
     """
 
     target: ClassVar[Target] = Target.TOKENS
@@ -61,7 +61,7 @@ class TokenDecoder(Attack):
     queries: int = field(default=3, metadata=require_count("token_decoder queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the likeliest tokens of every victim: (victims, *shape) int64."""
+        """Return the most likely tokens of every victim: (victims, *shape) int64."""
         released = view.select(kind="activation").tensors(knowledge.device)
         x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         passes = [query(x) for _ in range(self.queries)]
@@ -87,7 +87,7 @@ class TokenDecoder(Attack):
     def _decoders(
         self, seen: Releases, knowledge: Knowledge, tokens: Tensor, vocabulary: int
     ) -> list[_TokenClassifier]:
-        """Return untrained decoders, one for each input of the topology that something in `seen` is computed from."""
+        """Return untrained decoders, one for each input of the topology that a value in `seen` is computed from."""
         found = []
         for name, places in knowledge.places.items():
             told = {value: z for value, z in seen.items() if name in knowledge.origins.get(value, ())}
@@ -100,7 +100,7 @@ class TokenDecoder(Attack):
 
 
 def _aligned_length(told: Releases, count: int, shape: tuple[int, ...]) -> int | None:
-    """Return how many places a release (rows, places, d) has for `count` tokens, None where none has one for each."""
+    """Return the length of releases (length, d) with a place for each of `count` tokens; None without such releases."""
     lengths = [z.shape[1] for z in told.values() if z.dim() == 3 and z.shape[1] in (count, shape[-1])]
     return next((length for length in lengths if count % length == 0), None)
 
@@ -108,7 +108,8 @@ def _aligned_length(told: Releases, count: int, shape: tuple[int, ...]) -> int |
 class _TokenClassifier(nn.Module):
     """Scores of all tokens at the `places` (k,) of a flattened row, from releases: (rows, k, vocabulary).
 
-    `length`: of the releases that are read place by place, the others left out; None: all are read at once.
+    `length`: number of places of releases that are decoded place by place, the others being ignored; None: all are read
+    at once.
     """
 
     def __init__(self, seen: Releases, places: Tensor, length: int | None, vocabulary: int, width: int) -> None:
@@ -125,7 +126,7 @@ class _TokenClassifier(nn.Module):
         self.prior = nn.Parameter(torch.zeros(len(places), vocabulary))
 
     def start_from(self, tokens: Tensor) -> None:
-        """Let the score of a token at a position begin as the logarithm of its count in `tokens` (n, numbers)."""
+        """Set the bias of each token at each position to the logarithm of its count in `tokens` (n, numbers)."""
         own = tokens[:, self.places].cpu()
         counts = torch.full_like(self.prior, SMOOTHING)
         rows, columns = (own != IGNORED).nonzero(as_tuple=True)
@@ -133,7 +134,7 @@ class _TokenClassifier(nn.Module):
         self.prior.data = (counts / counts.sum(1, keepdim=True)).log()
 
     def _read(self, releases: Releases) -> Tensor:
-        """Return the releases side by side: (rows, length, d), or (rows, 1, d) where they are read at once."""
+        """Return the releases concatenated: (rows, length, d), or (rows, 1, d) if they are read at once."""
         chosen = [releases[name].float() for name in self._names]
         return torch.cat([z if self._length else z.flatten(1).unsqueeze(1) for z in chosen], -1)
 

@@ -1,22 +1,21 @@
-"""UnSplit: input and upstream weights searched in turn until the release fits; needs the architecture, no data.
+"""UnSplit: optimizes input and upstream weights in turn until the release fits; needs the architecture, no data.
 
 Paper: Erdogan, Kupcu, Cicek, "UnSplit: data-oblivious model inversion, model stealing, and label inference attacks
 against split learning", WPES 2022.
 
 In turn, for a clone f' with random weights: steps on x, by mean((f'(x) - z)^2) + tv TV(x) + l2 mean(x^2), and steps on
-f', by mean((f'(x) - z)^2) alone; both with Adam (amsgrad). The authors take one image after another and carry the clone
-along; here all victims share one clone from the start, which is faster and binds its weights by all releases. f' is in
-evaluation mode and includes the run's defenses at their mean; noise that it measures adds to tv, as in `rmle`.
+f', by mean((f'(x) - z)^2) alone; both with Adam (amsgrad). The authors process one image after another and keep the
+clone; here all victims share one clone from the start, which is faster and constrains its weights by all releases. f'
+is in evaluation mode and includes the run's defenses at their mean; noise that it measures adds to tv, as in `rmle`.
 
-Nothing ties the scale of x to the data's: half the input with twice the weights releases the same, and l2 asks for a
-small one. With `stretch` each prediction is spread over the value range, as the authors do with CIFAR and not with
-MNIST: without it a faithful but dark picture of a digit is further from it than the mean image.
-
-Nor does anything tie its sign: a photographic negative, with weights of the other sign and biases to match, releases
-the same. Some random clones lead there, and others nowhere. So among `restarts` (the authors have one) the choice is by
-fit and prior together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the prediction spread
-from 0 at the low end of the value range to 1 at its high end, so that scale has no say. That prefers dark pictures to
-their negatives. Data that are bright for the most part it gets wrong, and half-and-half ones it cannot decide.
+The scale of x is not determined: half the input with twice the weights has the same release, and l2 favours a small
+one. With `stretch` each prediction is spread over the value range, as the authors do with CIFAR and not with MNIST:
+without it a faithful but dark image of a digit may have a larger error than the mean image. Nor is the sign determined:
+the negative of an image, with weights of the other sign and matching biases, has the same release. Some random clones
+lead to negatives, others to no image. So among `restarts` (the authors have one) the choice is by fit and prior
+together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the prediction spread from 0 at the
+low end of the value range to 1 at its high end, so that its scale does not matter. That prefers dark images to their
+negatives: it is wrong for mostly bright data, and random for balanced data.
 """
 
 from __future__ import annotations
@@ -49,10 +48,11 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Unsplit(Attack):
-    """`rounds` of `input_steps` on the inputs at rate `lr` and `model_steps` on the clone at rate `model_lr`.
+    """Optimizes the inputs and the clone in turn for `rounds`, from each of `restarts` freshly drawn clones.
 
-    `tv` and `l2` weigh the regularisers of the input; `stretch` spreads each prediction over the value range. Of
-    `restarts` from clones drawn anew the one is kept whose release fits best, the regularisers added.
+    A round has `input_steps` on the inputs at rate `lr` and `model_steps` on the clone at rate `model_lr`. `tv` and
+    `l2`: weights of the regularisers of the input; `stretch`: whether each prediction is spread over the value range.
+    Of the restarts the one with the least misfit plus regularisers is kept.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
@@ -76,7 +76,7 @@ class Unsplit(Attack):
     restarts: int = field(default=3, metadata=require_count("unsplit restarts", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse a stretch that is no truth value too."""
+        """Also raise `InvalidInput` for a `stretch` that is not a bool."""
         super().__post_init__()
         if not isinstance(self.stretch, bool):
             raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
@@ -103,15 +103,15 @@ class Unsplit(Attack):
         )
 
     def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
-        """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.
+        """Return the sum of the regularisers of rows x (n, ...), independent of their scale.
 
-        Of each row spread from 0 at the low end of the value range to 1 at its high end; as it is without a range.
+        Each row is spread from 0 at the low end of the value range to 1 at its high end; unchanged without a range.
         """
         shown = stretch_rows(x, None if value_range is None else (0.0, 1.0))
         return float(self.tv * total_variation(shown) + self.l2 * shown.square().flatten(1).mean(1).sum())
 
     def _alternate(self, x: Tensor, clone: Clone, seen: Releases) -> Iterator[int]:
-        """Search x and the weights of `clone` in turn, and yield the number of rounds done."""
+        """Optimize x and the weights of `clone` in turn, and yield the number of finished rounds."""
         weights = list(clone.parameters())
         if not weights:
             raise InvalidInput("unsplit needs an upstream with weights to search; this one has none: use rmle")
@@ -126,7 +126,10 @@ class Unsplit(Attack):
 
 
 def stretch_rows(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
-    """Spread every row of x (n, ...) over the value range; a constant row stays as it is, as does x without a range."""
+    """Return every row of x (n, ...) spread over the value range; constant rows are unchanged.
+
+    Without a range x is returned as it is.
+    """
     if value_range is None:
         return x
     flat = x.flatten(1)

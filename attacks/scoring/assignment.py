@@ -1,4 +1,4 @@
-"""Which prediction is meant for which victim, where a batch's order is unknown: for the scorer, who knows the truth.
+"""Assignment of predictions to victims where the order of a batch is unknown; for the scorer, which knows the truth.
 
 Paper: Kuhn, "The Hungarian method for the assignment problem", Naval Research Logistics Quarterly 1955.
 """
@@ -12,10 +12,10 @@ from splitfed.core.errors import InvalidInput
 
 
 def assignment(truth: Tensor, prediction: Tensor) -> Tensor:
-    """Return order (n,) int64: victim order[i] is prediction i's, so that the summed squared error is least.
+    """Return order (n,) int64 such that prediction i matches victim order[i] with the least total squared error.
 
-    truth and prediction: (n, ...) in the same unit. A sum over gradients has no order, so none can be asked of a
-    prediction.
+    truth and prediction: (n, ...) in the same unit. A sum over gradients has no order, so a prediction from it has
+    none.
     """
     if truth.shape != prediction.shape or len(truth) == 0:
         raise InvalidInput(

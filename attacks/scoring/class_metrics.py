@@ -1,7 +1,7 @@
-"""Scores that ask a classifier of clean rows: of which class is a reconstruction, or a row that stands for a class?
+"""Scores by a classifier of clean rows: the class it predicts for reconstructions, and for representatives of classes.
 
-The classifier learns from auxiliary rows that nobody defended (`splitfed.attacks.scoring.classifier`); its accuracy on
-the true rows is the ceiling of every accuracy beside it.
+The classifier learns from undefended auxiliary rows (`splitfed.attacks.scoring.classifier`); its accuracy on the true
+rows is the ceiling of every accuracy beside it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from splitfed.stats.intervals import Interval, bootstrap_interval
 
 
 class LabelledRows(Protocol):
-    """Rows with class labels and the range of their values."""
+    """Rows with class labels and a value range."""
 
     @property
     def x(self) -> Tensor:
-        """The rows."""
+        """The rows, (n, ...)."""
 
     @property
     def y(self) -> Tensor:
-        """Their labels."""
+        """The labels, (n,)."""
 
     @property
     def value_range(self) -> tuple[float, float] | None:
-        """The least and the greatest value of x."""
+        """Smallest and greatest value of x; None if the rows have no range."""
 
 
 def accuracies(
     truth: Tensor, prediction: Tensor, labels: Tensor, auxiliary: LabelledRows, generator: torch.Generator
 ) -> dict[str, dict[str, Interval]]:
-    """Return predictor -> "accuracy": how often the clean classifier says that a row is of its label.
+    """Return predictor -> "accuracy": the share of rows whose label the clean classifier predicts.
 
     truth, prediction (n, ...); labels (n,) int64. Predictors: "attack", "truth" (the ceiling), and the baselines
-    "mean_image" (of token ids "frequent_token") and, for two rows or more, "random_pairing".
+    "mean_image" (for token ids "frequent_token") and, for two rows or more, "random_pairing".
     """
     scores = _classifier(auxiliary, labels)
     real = truth.is_floating_point()
@@ -55,7 +55,7 @@ def accuracies(
 
 
 def check_scorable(auxiliary: LabelledRows) -> None:
-    """Refuse auxiliary rows that no classifier can learn from: fewer than two, or labels that are no classes."""
+    """Raise `InvalidInput` for fewer than two auxiliary rows, and for labels that are no classes."""
     _whole(auxiliary.y)
     if len(auxiliary.y) < 2:
         raise InvalidInput(f"scoring by a classifier needs two auxiliary rows or more; found {len(auxiliary.y)}")
@@ -64,7 +64,7 @@ def check_scorable(auxiliary: LabelledRows) -> None:
 def score_representatives(
     prediction: Tensor, trained: LabelledRows, auxiliary: LabelledRows, generator: torch.Generator
 ) -> tuple[Tensor, Scores]:
-    """Score rows that stand for classes (classes, ...) by the mean of each class that was `trained` on.
+    """Score representative rows of classes (classes, ...) by the mean row of each class among `trained`.
 
     Returns these means (present, ...), classes without rows left out, and for every predictor the metrics of
     `score_reconstruction` and "accuracy". Predictors: "attack", the baselines "mean_image" (of the auxiliary rows) and

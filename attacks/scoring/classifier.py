@@ -1,7 +1,7 @@
-"""A small classifier of rows or releases: learns attributes for an attack, and scores reconstructions for the scorer.
+"""A small classifier of rows or releases, for attacks on attributes and for scoring reconstructions.
 
-Values with a height and a width go through two convolutions, token ids are embedded, others are flattened; several
-values are read together.
+Values with height and width pass two convolutions, token ids are embedded, others are flattened; several values are
+concatenated.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SIDE = 3  # a map is averaged to this height and width before it is read
 
 
 class Classifier(nn.Module):
-    """Maps values like those that are `known`, name -> (n, ...), to scores (n, classes).
+    """Maps values of the shapes in `known`, name -> (n, ...), to scores (n, classes).
 
-    `width` channels, twice as many hidden units. Of token ids those in `known` are told apart.
+    `width`: number of channels; twice as many hidden units. The vocabulary of token ids is that of `known`.
     """
 
     def __init__(self, known: Mapping[str, Tensor], classes: int, width: int = 32) -> None:
@@ -59,7 +59,7 @@ def _reader(known: Tensor, width: int) -> nn.Module:
 
 
 def _read_size(known: Tensor, width: int) -> int:
-    """Return how many numbers a reader makes of a row."""
+    """Return the number of features that a reader computes of a row."""
     if not known.is_floating_point():
         return width
     return width * _SIDE**2 if known.dim() == 4 else prod(known.shape[1:])
@@ -75,9 +75,9 @@ def train_classifier(
     width: int,
     **settings: Any,
 ) -> Classifier:
-    """Return a classifier of values like those in `like`, {name: (n, ...)}, that learnt `labels` from `passes` in turn.
+    """Return a classifier of values like those in `like`, {name: (n, ...)}, trained on `labels` with `passes` in turn.
 
-    `labels` (n,) int64. `settings`: epochs, lr, batch_size and progress, as `descend` takes them; the loss is the
+    `labels` (n,) int64. `settings`: epochs, lr, batch_size and progress, as in `descend`; the loss is the
     cross-entropy. The classifier is on the device of the labels, in evaluation mode.
     """
     network = Classifier({name: passes[0][name] for name in like}, classes, width).to(labels.device)
@@ -93,9 +93,9 @@ _FITTED: WeakKeyDictionary[object, Callable[[Tensor], Tensor]] = WeakKeyDictiona
 
 
 def clean_classifier(owner: object, x: Tensor, y: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
-    """Return a function from rows (n, ...) to scores (n, classes), learnt from clean rows x with labels y (n,).
+    """Return a function from rows (n, ...) to scores (n, classes), trained on clean rows x with labels y (n,).
 
-    Always the same for the same rows, two at least; kept for as long as `owner`, the data set that holds them, is.
+    Deterministic for the same rows, at least two; cached for the lifetime of `owner`, the data set that holds them.
     """
     if owner not in _FITTED:
         with stream(derive(0, "classifier")), torch.enable_grad():

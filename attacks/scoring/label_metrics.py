@@ -3,7 +3,7 @@
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (leak AUC).
 
-The AUC is that of the scores as they are: nobody but the truth could say which way to flip them.
+The AUC is that of the unmodified scores: reversing them would require the truth.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from splitfed.stats.intervals import Interval, bootstrap_interval
 
 NULL = "permutation_null"
 EXCESS = "excess"
-"""Beside an attack that has a floor: its score less the floor's, the greatest where there are several."""
+"""Name of the score of an attack minus the greatest score of its floors."""
 RESAMPLES = 500
 PERMUTATIONS = 200
-"""Random orders of a prediction from which the accuracy of the best assignment by chance is taken."""
+"""Number of random permutations of a prediction that estimate the chance level of the assigned accuracy."""
 
 
 def score_labels(
@@ -35,63 +35,71 @@ def score_labels(
     named: bool = True,
     floors: Mapping[str, Tensor] | None = None,
 ) -> Scores:
-    """Score `prediction`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
+    """Score a prediction of the labels `truth`, (n,) int64: predictor -> metric -> value and interval.
 
-    A row of scores says the class of the greatest, the first of equal ones; a single score says class 1 where it is
-    above zero. `scored`: positions of the victims that count (default: all). Predictors: "attack", and the baselines
-    "majority", which says the most frequent class of `prior` (m,), the labels an attacker may know of, and
-    "random_pairing", which says the label of another victim drawn at random (in expectation). Metrics: "accuracy" with
-    a bootstrap interval over victims; for two classes, both among the victims, "auc" in [0, 1] as well, which is .5
-    for the baselines. Where the attack could not know what the classes that it found are called, and so is not `named`,
-    also "assigned_accuracy", that of the best way to name them: an oracle, which chance alone lifts above a guess. By
-    how much is said by the further predictor "permutation_null": the mean over the predictions in random orders, and
-    between which values 95 % of them lie. `floors`: name -> a prediction of the same victims, scored like it; then
-    there is "excess" too, by how much the prediction is better than the best of these, with the interval of the
-    difference, paired over victims. An AUC that is measurably below .5 counts as turned over there.
+    `prediction`: scores (n, classes), or (n,) for two classes. The predicted class has the greatest score, the first
+    among equals; with a single score it is class 1 if the score is above zero. `scored`: positions of the scored
+    victims (default: all). Predictors: "attack", and the baselines "majority", the most frequent class of `prior` (m,),
+    the labels an attacker may know, and "random_pairing", the label of a random other victim (in expectation).
+
+    Metrics: "accuracy" with a bootstrap interval over victims; for two classes, both among the victims, also "auc" in
+    [0, 1], which is .5 for the baselines. If the attack could not match clusters to classes, so that it is not `named`,
+    also "assigned_accuracy", the accuracy of the best assignment: an oracle that exceeds guessing by chance alone. The
+    further predictor "permutation_null" states by how much: the mean over randomly permuted predictions, and its 95 %
+    range.
+
+    `floors`: name -> a prediction of the same victims, scored like it; "excess" is then the score minus that of the
+    best floor, with the interval of the difference, paired over victims. An AUC that is measurably below .5 counts as
+    reversed there.
     """
     _check(truth, prediction)
     scores, known = prediction.detach().double().cpu(), truth.cpu()
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
     predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    found: Scores = {"attack": {"accuracy": bootstrap_interval((predictions == known).double(), generator)}}
+    by_predictor: Scores = {"attack": {"accuracy": bootstrap_interval((predictions == known).double(), generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
-        found["majority"] = {"accuracy": bootstrap_interval((known == most).double(), generator)}
+        by_predictor["majority"] = {"accuracy": bootstrap_interval((known == most).double(), generator)}
     if len(known) > 1:
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
-        found["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
+        by_predictor["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
     if not named:
         for name, assigned in _score_assigned(known, predictions, generator).items():
-            if name in found or name == NULL:
-                found.setdefault(name, {})["assigned_accuracy"] = assigned
+            if name in by_predictor or name == NULL:
+                by_predictor.setdefault(name, {})["assigned_accuracy"] = assigned
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
-        for name in found.keys() - {"attack", NULL}:
-            found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
-        found["attack"]["auc"] = auc_interval(single, known == 1, generator)
+        for name in by_predictor.keys() - {"attack", NULL}:
+            by_predictor[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
+        by_predictor["attack"]["auc"] = auc_interval(single, known == 1, generator)
     for name, floor in (floors or {}).items():
         shown = floor.double().cpu() if scored is None else floor.double().cpu()[scored.cpu()]
-        _add_floor(found, name, shown, (single, predictions), known, generator)
-    return found
+        _add_floor(by_predictor, name, shown, (single, predictions), known, generator)
+    return by_predictor
 
 
 def _add_floor(
-    found: Scores, name: str, floor: Tensor, attack: tuple[Tensor, Tensor], known: Tensor, generator: torch.Generator
+    by_predictor: Scores,
+    name: str,
+    floor: Tensor,
+    attack: tuple[Tensor, Tensor],
+    known: Tensor,
+    generator: torch.Generator,
 ) -> None:
-    """Score the predictions of the `floor` (n, classes), and how much better the `attack`'s scores and classes are."""
+    """Score the predictions of the `floor` (n, classes), and the attack's excess over it."""
     said, (single, classes) = floor.argmax(1), attack
     right = (said == known).double()
     scores = {"accuracy": bootstrap_interval(right, generator)}
     better = {"accuracy": bootstrap_interval((classes == known).double() - right, generator)}
-    if "auc" in found["attack"]:
-        own, positive = found["attack"]["auc"], known == 1
+    if "auc" in by_predictor["attack"]:
+        own, positive = by_predictor["attack"]["auc"], known == 1
         turned = -1 if (own.high if own.known else own.mean) < 0.5 else 1
         scores["auc"] = auc_interval(floor[:, 1] - floor[:, 0], positive, generator)
         better["auc"] = auc_difference(turned * single, floor[:, 1] - floor[:, 0], positive, generator)
-    found[name] = scores
-    best = found.setdefault(EXCESS, better)
+    by_predictor[name] = scores
+    best = by_predictor.setdefault(EXCESS, better)
     for metric, difference in better.items():
         best[metric] = min(best[metric], difference, key=lambda one: one.mean)
 
@@ -100,20 +108,20 @@ def _score_assigned(known: Tensor, predictions: Tensor, generator: torch.Generat
     """Return predictor -> the accuracy of the best assignment of predicted classes to true ones."""
     classes = int(torch.cat([known, predictions]).max()) + 1
     names = _best_names(known, predictions, classes)
-    found = {"attack": bootstrap_interval((names[predictions] == known).double(), generator)}
+    by_predictor = {"attack": bootstrap_interval((names[predictions] == known).double(), generator)}
     # Who says one class of all is right, by the best assignment, of the most frequent one.
-    found["majority"] = bootstrap_interval((known == int(known.mode().values)).double(), generator)
+    by_predictor["majority"] = bootstrap_interval((known == int(known.mode().values)).double(), generator)
     shuffled = []
     for _ in range(PERMUTATIONS):
         mixed = predictions[torch.randperm(len(known), generator=generator)]
         shuffled.append((_best_names(known, mixed, classes)[mixed] == known).double().mean())
     null = torch.stack(shuffled)
     low, high = null.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return {**found, NULL: Interval(float(null.mean()), low, high, len(known))}
+    return {**by_predictor, NULL: Interval(float(null.mean()), low, high, len(known))}
 
 
 def _best_names(known: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """Return which class each predicted one stands for, so that most rows are right: (classes,)."""
+    """Return the true class assigned to each predicted one, with the greatest accuracy: (classes,)."""
     # SciPy's optimizers take half a second to import.
     from scipy.optimize import linear_sum_assignment
 
@@ -122,13 +130,13 @@ def _best_names(known: Tensor, predictions: Tensor, classes: int) -> Tensor:
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """Return the chance that a positive scores higher than a negative, ties counting half, in [0, 1].
+    """Return the probability that a positive scores higher than a negative, ties counting half, in [0, 1].
 
     scores: (n,) without NaN; positive: (n,) bool with at least one of each.
     """
     if scores.dim() != 1 or positive.shape != scores.shape or positive.dtype != torch.bool:
         raise InvalidInput(
-            f"an AUC needs scores (n,) and marks (n,) of true and false; got {tuple(scores.shape)} and "
+            f"an AUC needs scores (n,) and a bool mask (n,); got {tuple(scores.shape)} and "
             f"{tuple(positive.shape)} of {positive.dtype}"
         )
     if bool(scores.isnan().any()):
@@ -143,9 +151,9 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, resamples: int = RESAMPLES) -> Interval:
-    """Return `auc` with its 95 % percentile bootstrap interval over victims, each class resampled by itself.
+    """Return `auc` with its 95 % percentile bootstrap interval over victims, each class resampled separately.
 
-    With a single victim of a class nothing is known of its spread: the bounds are NaN.
+    With a single victim of a class the spread is unknown: the bounds are NaN.
     """
     check_count("resamples", resamples, low=1)
     value = auc(scores, positive)
@@ -163,7 +171,7 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
 
 
 def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, generator: torch.Generator) -> Interval:
-    """Return the AUC of `scores` less that of `others`, (n,) each, with its bootstrap interval as in `auc_interval`.
+    """Return the AUC of `scores` minus that of `others`, (n,) each, with its bootstrap interval as in `auc_interval`.
 
     Both are resampled together, victim by victim.
     """
@@ -183,7 +191,7 @@ def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, generator: 
 
 
 def _check(truth: Tensor, prediction: Tensor) -> None:
-    """Refuse labels that are no classes, and a prediction that does not fit them."""
+    """Raise `InvalidInput` for labels that are not classes, and for a prediction whose shape does not fit them."""
     if truth.dim() != 1 or truth.is_floating_point():
         raise InvalidInput(f"labels have shape {tuple(truth.shape)} and type {truth.dtype}; expected one class a row")
     if len(prediction) != len(truth) or prediction.dim() not in (1, 2):

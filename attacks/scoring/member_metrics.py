@@ -1,11 +1,11 @@
-"""Scores for predicted membership: area under the ROC curve, and true positives at few false ones.
+"""Scores for predicted membership: area under the ROC curve, and true positive rates at low false positive rates.
 
 Paper: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P 2022,
 sections III and IV (TPR at a low FPR, log-log ROC).
 
-n non-members resolve false-positive rates in steps of 1/n. A rate that is asked for is rounded down to such a step:
-with 64 non-members "FPR 1 %" admits none at all. The baseline is exact for that: a blind prediction that admits k of n
-non-members catches (k + 1) / (n + 1) of the members on average.
+n non-members resolve false-positive rates in steps of 1/n. A requested rate is rounded down to such a step: with 64
+non-members "FPR 1 %" admits no false positive. The baseline is exact for that: random scores that admit k of n
+non-members have a true positive rate of (k + 1) / (n + 1) on average.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def score_members(truth: Tensor, scores: Tensor, generator: torch.Generator) -> 
 def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:
     """Return the share of members above the threshold that admits at most the share `fpr` of non-members.
 
-    scores (n,), member (n,) bool. Members tied with the threshold do not count, so the share never rests on luck.
+    scores (n,), member (n,) bool. Members tied with the threshold do not count, so the share is a lower bound.
     """
     member, scores = _pair(member, scores)
     check_number("fpr", fpr, low=0, high=1)
@@ -62,13 +62,13 @@ def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:
 
 
 def chance_at(fpr: float, non_members: int) -> float:
-    """Return the expected `tpr_at` of scores without ties that know nothing: (k + 1) / (n + 1), k = floor(fpr n)."""
+    """Return the expected `tpr_at` of random scores without ties: (k + 1) / (n + 1), k = floor(fpr n)."""
     check_count("non_members", non_members, low=1)
     return min(1.0, (_count_admitted(fpr, non_members) + 1) / (non_members + 1))
 
 
 def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Generator) -> Interval:
-    """Return `tpr_at` with its 95 % percentile bootstrap interval, members and non-members resampled apart."""
+    """Return `tpr_at` with its 95 % percentile bootstrap interval, members and non-members resampled separately."""
     drawn = [resample(scores[side], generator, _RESAMPLES) for side in (member, ~member)]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = _tpr(drawn[0], drawn[1], fpr).quantile(tails).tolist()
@@ -76,9 +76,9 @@ def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Ge
 
 
 def roc(scores: Tensor, member: Tensor) -> Roc:
-    """Return the corners of the curve of `scores` (n,) for `member` (n,) bool.
+    """Return the corners of the ROC curve of `scores` (n,) for `member` (n,) bool.
 
-    For a log-log figure leave out rates of 0: the axis begins at 1 / non-members, below which nothing is resolved.
+    For a log-log figure leave out rates of 0, as the smallest resolved rate is 1 / non-members.
     """
     member, scores = _pair(member, scores)
     step = scores.unique(return_inverse=True)[1]
@@ -91,7 +91,7 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 
 
 def _tpr(members: Tensor, others: Tensor, fpr: float) -> Tensor:
-    """Return the share of each row of members (r, m) above the threshold that its others (r, n) set: (r,)."""
+    """Return for each row the share of members (r, m) above the threshold given by its non-members (r, n): (r,)."""
     admitted = _count_admitted(fpr, others.shape[1])
     if admitted >= others.shape[1]:
         return torch.ones(len(members), dtype=torch.float64)
@@ -111,7 +111,7 @@ def _pair(member: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
             f"scores have shape {tuple(scores.shape)} for {tuple(member.shape)} {member.dtype}; expected (n,) and bool"
         )
     if not 0 < int(member.sum()) < len(member):
-        raise InvalidInput(f"{int(member.sum())} of {len(member)} are members; expected some of either kind")
+        raise InvalidInput(f"{int(member.sum())} of {len(member)} are members; expected members and non-members")
     scores = scores.detach().double().cpu()
     if not bool(torch.isfinite(scores).all()):
         raise InvalidInput("scores hold a value that is not finite; expected finite numbers")

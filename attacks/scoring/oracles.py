@@ -1,7 +1,7 @@
-"""Oracles: what a reconstruction could be for somebody who is shown the truth; for the scorer alone, and no attack.
+"""Oracles: reconstructions computed from the truth, as upper references of a score; for the scorer alone, not attacks.
 
-They say what a score is worth from above: how near to a victim auxiliary rows come at all, and how near a few
-directions do. Nobody who sees releases alone can compute them.
+They show how near auxiliary rows, or a few principal directions, come to a victim at best. An adversary that sees
+releases alone cannot compute them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from torch import Tensor
 from splitfed.attacks.networks.nearest_rows import nearest_positions
 
 COMPONENTS = 16
-"""Principal directions, fitted on the victims themselves; there must be more than twice as many victims."""
+"""Number of principal directions, fitted on the victims; requires more than twice as many victims."""
 
 PCA, NEAREST_ROW = f"oracle_pca_{COMPONENTS}", "oracle_nearest_row"
 ORACLES = (PCA, NEAREST_ROW)
 
 
 def oracle_predictions(truth: Tensor, auxiliary: Tensor) -> dict[str, Tensor]:
-    """Return what oracles make of `truth` (n, ...): name -> (n, ...), float64.
+    """Return the oracles' reconstructions of `truth` (n, ...): name -> (n, ...), float64.
 
-    "oracle_pca_16": the truth on the 16 principal components of the victims, the least error of any linear code of 16
-    numbers; left out where there are not more than 32 victims or not more than 16 numbers a row, which it would just
-    copy. "oracle_nearest_row": of the `auxiliary` rows (m, ...) the one nearest to the truth.
+    "oracle_pca_16": the truth projected on the 16 principal components of the victims, the least error of any linear
+    code of 16 numbers; left out for at most 32 victims or at most 16 numbers a row. "oracle_nearest_row": the row of
+    `auxiliary` (m, ...) nearest to the truth.
     """
     found = {}
     flat = truth.double().flatten(1)

@@ -1,4 +1,4 @@
-"""Scores a prediction by what it predicts; the only place where an attack's result meets the truth."""
+"""Scores a prediction according to its target; the only place where an attack's result meets the truth."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from splitfed.stats.intervals import bootstrap_interval
 
 
 class RowPart(Protocol):
-    """What a scorer needs of a named part of a row."""
+    """Interface of a named part of a row."""
 
     @property
     def positions(self) -> Tensor:
-        """Where its numbers stand in the flattened row: (k,)."""
+        """Positions of its numbers in the flattened row: (k,)."""
         ...
 
 
 class ScoredRows(LabelledRows, Protocol):
-    """What a scorer needs of a data set."""
+    """Interface of a data set, as far as the scorer uses it."""
 
     @property
     def features(self) -> Mapping[str, RowPart]:
@@ -40,7 +40,7 @@ class ScoredRows(LabelledRows, Protocol):
         ...
 
     def label(self, name: str | None = None) -> Tensor:
-        """The labels of a label set; None is the main one."""
+        """Return the labels of a label set; None is the main one."""
 
 
 def score_prediction(
@@ -60,15 +60,14 @@ def score_prediction(
     releases: TrueReleases | None = None,
     floors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Scores]:
-    """Return the truth that `prediction` is about, and its scores beside the baselines'.
+    """Return the truth of a `prediction` of `target`, and its scores beside those of baselines.
 
-    `hints`: class -> positions of victims whose label the attack was told; they are not scored. `label_set`:
-    which labels are predicted; `named`: whether the attack knows what the classes are called. `members`: (victims,)
-    bool, who was trained on, for a prediction of that; `trained`: all rows that were, for representatives and shares.
-    `classifier`: whether reconstructions are also scored by a classifier of clean auxiliary rows. `part(x)`: what of
-    rows x is scored where the adversary holds the rest itself; such a classifier sees whole rows all the same.
-    `releases`: the truth of a prediction of releases. `floors`: name -> a prediction like it, which
-    are scored beside it, and oracles with reconstructions; None: neither.
+    `hints`: class -> positions of victims whose label the attack knew; they are not scored. `label_set`: which labels
+    are predicted; `named`: whether the attack identifies the classes. `members`: (victims,) bool, the membership to
+    predict; `trained`: all training rows, for representatives and shares. `classifier`: whether reconstructions are
+    also scored by a classifier of clean auxiliary rows. `part(x)`: the scored part of rows x, if the adversary holds
+    the rest; the classifier still reads whole rows. `releases`: the truth of a prediction of releases. `floors`: name
+    -> a further prediction, scored beside it together with oracles for reconstructions; None: neither.
     """
     match target:
         case Target.MEMBERS:

@@ -1,11 +1,11 @@
-"""Image and vector metrics for reconstructions, one number a victim, with baselines beside every figure.
+"""Image and vector metrics of reconstructions, one number a victim, with baselines beside every score.
 
-Paper: SSIM from Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to
-structural similarity", IEEE Transactions on Image Processing 2004.
+Paper: SSIM from Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to structural
+similarity", IEEE Transactions on Image Processing 2004.
 
 Every metric takes `truth` and `prediction` of equal shape (n, ...) in the same unit, and returns (n,) in float64, so
-that an interval over victims can be taken. Images are (n, c, h, w), and `data_range` is the width of the range
-they live in (1 for images in [0, 1]), never the width of what a batch happens to hold.
+that an interval over victims can be taken. Images are (n, c, h, w), and `data_range` is the width of the data's value
+range (1 for images in [0, 1]), not that of the values in a batch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def mse(truth: Tensor, prediction: Tensor) -> Tensor:
 def psnr(truth: Tensor, prediction: Tensor, data_range: float) -> Tensor:
     """Return 10 log10(data_range² / mse) of each image, (n,), in dB, capped at `PSNR_CAP` = 100 dB.
 
-    A perfect copy has an infinite PSNR, which would swallow every mean; no attack on 8-bit images is told apart
-    from a perfect one above about 59 dB, where the error is under half a grey level.
+    The cap keeps a perfect copy, of infinite PSNR, from dominating a mean; above about 59 dB the error of an 8-bit
+    image is under half a grey level.
     """
     check_number("data_range", data_range, low=0, open_low=True)
     error = mse(truth, prediction) / data_range**2
@@ -63,9 +63,9 @@ def ssim(truth: Tensor, prediction: Tensor, data_range: float) -> Tensor:
 
 
 def r2(truth: Tensor, prediction: Tensor) -> Tensor:
-    """Return each example's share of R squared, (n,), at most 1; their mean is R squared over all of them.
+    """Return each example's contribution to R squared, (n,), at most 1; their mean is R squared over all of them.
 
-    1 - |x_i - guess_i|² / mean_j |x_j - mean|²: 0 on average for the victims' own mean. Features count by their
+    1 - |x_i - prediction_i|² / mean_j |x_j - mean|²: 0 on average for the victims' own mean. Features count by their
     variance, so standardise them first. Raises `InvalidInput` if all victims are equal.
     """
     truth, prediction = _pair(truth, prediction)
@@ -76,17 +76,17 @@ def r2(truth: Tensor, prediction: Tensor) -> Tensor:
 
 
 def mean_image(auxiliary: Tensor) -> Tensor:
-    """Return the mean of the attacker's own examples (m, ...), shape (...): the best constant it can predict."""
+    """Return the mean of the attacker's own examples (m, ...): the constant prediction of least squared error."""
     if auxiliary.dim() == 0 or len(auxiliary) == 0:
         raise InvalidInput(f"auxiliary has shape {tuple(auxiliary.shape)}; expected (m, ...) with m >= 1")
     return auxiliary.double().mean(0)
 
 
 def random_pairing(truth: Tensor, generator: torch.Generator) -> Tensor:
-    """Return `truth` (n, ...) shuffled in one random cycle, so that every victim gets another victim's example.
+    """Return `truth` (n, ...) permuted by one random cycle, so that every victim gets another victim's example.
 
-    What a perfect sample from the data, blind to the release, would score. It is made of the truth itself, so
-    it is a yardstick for the scorer and nothing that an attacker could do. Needs n >= 2.
+    It scores a perfect sample of the data that is independent of the release. As it uses the truth, it is a reference
+    for the scorer, not an attack. Needs n >= 2.
     """
     if truth.dim() == 0 or len(truth) < 2:
         raise InvalidInput(f"truth has shape {tuple(truth.shape)}; expected (n, ...) with n >= 2 to pair")
@@ -106,17 +106,17 @@ def score_reconstruction(
 ) -> Scores:
     """Score a `prediction` of `truth` (n, ...): predictor -> metric -> mean and 95 % bootstrap interval over victims.
 
-    Predictors: "attack", and the baselines "mean_image" (of `auxiliary_x`, the attacker's data) and
-    "random_pairing". Metrics: "psnr", "ssim" and "mse" for images (n, c, h, w), with the `value_range`
-    (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A prediction outside the range
-    is scored as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
-    be paired with, and no "r2". `beside`: further predictors -> (n, ...), whose intervals are drawn by themselves.
-    With each mean go the median and the worst decile, by the metric itself: see `Interval`.
+    Predictors: "attack", and the baselines "mean_image" (of `auxiliary_x`, the attacker's data) and "random_pairing".
+    Metrics: "psnr", "ssim" and "mse" for images (n, c, h, w) with the `value_range` (low, high); "r2" and "mse" for all
+    other rows, which need no range. A prediction outside the range is not clamped. Without auxiliary rows there is no
+    mean image. A single victim has no interval, no pairing and no "r2". `beside`: further predictors -> (n, ...), whose
+    intervals use random draws of their own. Each mean comes with the median and the worst decile of the metric: see
+    `Interval`.
     """
     images = truth.dim() == 4
     if images and value_range is None:
         raise InvalidInput(
-            "value_range=None is not allowed for images: no score has a scale; say from_arrays(..., value_range=(0, 1))"
+            "value_range=None is not allowed for images, whose scores need it: from_arrays(..., value_range=(0, 1))"
         )
     if auxiliary_x.shape[1:] != truth.shape[1:]:
         raise InvalidInput(f"auxiliary_x has shape {tuple(auxiliary_x.shape)}; expected (m, *{tuple(truth.shape[1:])})")

@@ -1,4 +1,4 @@
-"""Scores of releases that were sent encrypted: how far what an attack reads is from what was in the ciphertexts."""
+"""Scores of predicted encrypted releases, by their distance from the decrypted values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from splitfed.stats.intervals import bootstrap_interval
 
 
 class TrueReleases(NamedTuple):
-    """What `victims` released, (n, features), decrypted, each number up to `precision`; `auxiliary`: what others would.
+    """Decrypted releases of the `victims`, (n, features), each number up to the error `precision`.
 
-    `error_bound`: the largest error of a number of each victim that the attack states, (n,), infinity where unknown.
+    `auxiliary`: releases of auxiliary rows. `error_bound`: (n,) largest absolute error of each victim as stated by the
+    attack, infinity where unknown.
     """
 
     victims: Tensor
@@ -28,9 +29,9 @@ def score_releases(true: TrueReleases, prediction: Tensor, generator: torch.Gene
     """Score a `prediction` of releases, (n, features): predictor -> metric -> mean and interval over victims.
 
     Predictors: "attack", and the baselines "mean_release" (of auxiliary rows) and "random_pairing". Metrics:
-    "relative_error", the Euclidean norm of the error over that of the release, and "max_error", of a number of the
-    release, beside "r2" and "mse". Of the attack also "determined", the share of victims of which it states the error,
-    and of those "error_bound": what it states, and the precision of the truth besides.
+    "relative_error", the Euclidean norm of the error over that of the release, "max_error", the largest absolute error
+    of a number, "r2" and "mse". For the attack also "determined", the share of victims with a stated error, and
+    "error_bound" of these: the stated error plus the precision of the truth.
     """
     truth = true.victims.double().flatten(1)
     if len(prediction) != len(truth) or prediction[0].numel() != truth.shape[1]:

@@ -1,4 +1,4 @@
-"""Scores for predicted class shares: how far from the true ones, and whether they tell which classes are there."""
+"""Scores for predicted class shares: their distance from the true ones, and the detection of present classes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from splitfed.stats.intervals import Interval
 def score_shares(labels: Tensor, prediction: Tensor, prior: Tensor) -> tuple[Tensor, Scores]:
     """Return the shares (classes,) of each class among `labels` (rows,) int64, and scores of `prediction` (classes,).
 
-    Predictors: "attack", and the baselines "prior", the shares among the labels `prior` (m,) that an attacker may know
-    of, and "uniform". Metrics: "total_variation", half the sum of all differences, in [0, 1], 0 for the true shares;
-    where some classes are missing "auc", the chance that a class that is there is given more than one that is not, ties
-    half, which is .5 for the baselines: they know of no client. There is one client, so there are no intervals.
+    Predictors: "attack", and the baselines "prior", the shares among the labels `prior` (m,) that an attacker may know,
+    and "uniform". Metrics: "total_variation", half the sum of absolute differences, in [0, 1], 0 for the true shares;
+    if some classes are missing also "auc", the probability that a present class has a greater predicted share than a
+    missing one, ties counting half, which is .5 for the baselines. A single client has no intervals.
     """
     if (
         prediction.dim() != 1
@@ -25,7 +25,9 @@ def score_shares(labels: Tensor, prediction: Tensor, prior: Tensor) -> tuple[Ten
         or bool((prediction < 0).any())
         or float(prediction.sum()) <= 0
     ):
-        raise InvalidInput("prediction holds no shares; expected (classes,) finite numbers of at least 0, not all 0")
+        raise InvalidInput(
+            "prediction has no valid shares; expected (classes,) finite numbers of at least 0, not all 0"
+        )
     classes = len(prediction)
     if labels.is_floating_point() or int(labels.max()) >= classes:
         raise InvalidInput(f"prediction has shares of {classes} classes, which the client's labels are not among")

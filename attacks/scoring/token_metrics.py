@@ -1,6 +1,6 @@
-"""Scores for reconstructed token ids: how many positions are right, with floors beside it.
+"""Scores for reconstructed token ids: the share of correct positions, beside baselines.
 
-A number of ids means nothing, so no distance is taken: a token is right or wrong.
+Ids are categories, so no distance is computed: a token is right or wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def score_tokens(
     where = torch.ones_like(known, dtype=torch.bool) if counted is None else counted.cpu()
     some = where.any(1)
     if not bool(some.any()):
-        raise InvalidInput("no position of any victim counts; expected one that is no padding")
+        raise InvalidInput("every position of every victim is padding; expected one that is not")
     shares = {
         name: (((found == known) & where).sum(1).double() / where.sum(1).clamp(min=1))[some]
         for name, found in predictions.items()

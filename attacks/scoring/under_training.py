@@ -1,4 +1,4 @@
-"""Tells a trained decoder that was not trained enough: its error is measurably above that of a floor."""
+"""Detects under-trained decoders: their error is measurably above that of a floor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LEAST = 1e-6  # of the variance of the truth: below it a reconstruction is exact
 
 
 def floors_above(truth: Tensor, prediction: Tensor, floors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return which of the `floors` reconstruct `truth` (n, ...) measurably better than `prediction` does.
+    """Return the names of the `floors` that reconstruct `truth` (n, ...) measurably better than `prediction` does.
 
-    `floors`: name -> (n, ...). One counts where the mean squared error of the prediction is above its own by more than
-    .2 dB, and the 95 % interval of the difference, paired over victims, is above 0. Of one victim none does.
+    `floors`: name -> (n, ...). A floor is better if the mean squared error of the prediction exceeds its own by more
+    than .2 dB, and the 95 % interval of the difference, paired over victims, is above 0. Empty for a single victim.
     """
     if len(truth) < 2:
         return ()

@@ -1,4 +1,4 @@
-"""What of a row the adversary does not hold itself: the only part that its reconstruction is scored on."""
+"""The features of a row that the adversary does not hold: the part that a reconstruction is scored on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from splitfed.attacks.networks.image_parts import box
 
 @dataclass(frozen=True)
 class UnknownFeatures:
-    """The part of rows of `shape` that stands at `positions` (k,), in order, of the flattened row.
+    """Selects the numbers at `positions` (k,), in order, of flattened rows of `shape`.
 
-    An upright rectangle of an image stays an image; anything else is a vector (k,).
+    A rectangle of an image stays an image; anything else is a vector (k,).
     """
 
     shape: tuple[int, ...]
@@ -32,7 +32,9 @@ class UnknownFeatures:
 def select_unknown(
     shape: tuple[int, ...], places: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> UnknownFeatures | None:
-    """Return what of a row of `shape` no input in `own` holds; None where that is everything.
+    """Return the selection of all numbers of a row of `shape` that no input in `own` holds.
+
+    None if it is the whole row.
 
     `places`: input -> (k,) the positions in a flattened row that it reads.
     """

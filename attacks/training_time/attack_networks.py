@@ -1,4 +1,4 @@
-"""Networks that a training attack learns: by name, with an optimizer each, and the defenses that they imitate."""
+"""Networks of a training attack, by name, each with its optimizer, and the states of imitated defenses."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
 
 
 class AttackNetworks(dict[str, nn.Module]):
-    """Networks by name, on `device`; `optimizers` has those of the ones that were added.
+    """Networks by name, on `device`; `optimizers` has those of the networks that were added.
 
-    `defenses`: by name of the network that imitates their party, what imitated defenses keep and learn.
+    `defenses`: states of imitated defenses, by the name of the network that imitates their party.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,12 +39,12 @@ class AttackNetworks(dict[str, nn.Module]):
         self.defenses: dict[str, DefenseStates] = {}
 
     def add(self, name: str, net: nn.Module, lr: float, momentum: float = 0.9) -> None:
-        """Keep `net` under `name`, with Adam at rate `lr`; `momentum` is its first decay rate."""
+        """Add `net` as `name`, trained by Adam at rate `lr`; `momentum` is its first decay rate."""
         self[name] = net.to(self.device)
         self.optimizers[name] = torch.optim.Adam(net.parameters(), lr=lr, betas=(momentum, 0.999))
 
     def descend(self, losses: Mapping[str, Tensor]) -> None:
-        """Take one step of every network named, down its own loss; all gradients are taken before any network moves."""
+        """Take one step of every named network down its own loss, after computing all gradients."""
         # A layout that is not the attacker's own may have weights that nothing flows through.
         gradients = {
             name: torch.autograd.grad(loss, list(self[name].parameters()), retain_graph=True, allow_unused=True)
@@ -57,7 +57,7 @@ class AttackNetworks(dict[str, nn.Module]):
             self.optimizers[name].zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of weights, of the optimizers' states and of what the defenses have learnt."""
+        """Return copies of the weights, the optimizers' states and the learned states of defenses."""
         return {
             "nets": {n: {k: t.detach().clone() for k, t in net.state_dict().items()} for n, net in self.items()},
             "optimizers": {name: copy.deepcopy(found.state_dict()) for name, found in self.optimizers.items()},
@@ -65,7 +65,7 @@ class AttackNetworks(dict[str, nn.Module]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the networks from `state`."""
         for name, net in self.items():
             net.load_state_dict(state["nets"][name])
         for name, optimizer in self.optimizers.items():

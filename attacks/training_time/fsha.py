@@ -1,24 +1,22 @@
-"""Feature-space hijacking: an active server trains the client into an encoder it can decode, with its own gradients.
+"""Feature-space hijacking: an active server sends gradients that train the client to an encoder it can decode.
 
 Paper: Pasquini, Ateniese, Bernaschi, "Unleashing the tiger: inference attacks on split learning", CCS 2021.
 
-At every step the party learns an encoder and a decoder of the auxiliary images (mean squared error), and a critic that
-tells encodings from what the client sends (Wasserstein, gradient penalty 500); the client gets the gradient of the
-critic's mean in place of the task's, so that what it sends becomes decodable. All of the step's gradients are taken
-before any of its updates. The client's own optimizer decides its rate; the authors' is Adam at 1e-5. Encodings pass
-the run's defenses, drawn by the attacker, before critic and decoder see them.
+At every step the party trains an encoder and a decoder of the auxiliary images (mean squared error), and a critic that
+distinguishes encodings from the client's releases (Wasserstein, gradient penalty 500); the client gets the gradient of
+the critic's mean instead of the task's, so that its releases become decodable. All of the step's gradients are taken
+before any of its updates. The client's own optimizer decides its rate; the authors' is Adam at 1e-5. Encodings pass the
+run's defenses, drawn by the attacker, before critic and decoder see them.
 
-`disguise` makes it adaptive to detectors: a step whose honest gradient is more than that many times as long as usual
-(as when a client sends wrong labels to see what comes back) gets the honest gradient, and so do the first `start`
-steps, after which wrong labels stand out.
+`disguise` adapts to detectors: the honest gradient is sent in a step in which it is more than that many times as long
+as usual (as when a client sends wrong labels as a test), and in the first `start` steps, after which the gradients of
+wrong labels are distinguishable.
 
 On images the networks are the authors' (`splitfed.attacks.training_time.fsha_networks`), narrower by default; elsewhere
-generic residual ones. `per_channel` is how the authors' code takes the critic's slope: its length in every channel of
-the cut by itself, each held at one, where the gradient penalty that they cite holds the length over the whole row
-there.
-
-How much a client's distance correlation can do against it is a matter of the ratio of both gradients, which changes
-with the width of the cut: `splitfed.attacks.training_time.gradient_ratio` measures it and scales the weight.
+generic residual ones. `per_channel` computes the critic's slope as the authors' code does: its length in every channel
+of the cut is held at one, whereas the gradient penalty that they cite holds the length over the whole row. The effect
+of a client's distance correlation depends on the ratio of both gradients, which changes with the width of the cut:
+`splitfed.attacks.training_time.gradient_ratio` measures it and scales the weight.
 """
 
 from __future__ import annotations
@@ -45,11 +43,12 @@ _MEMORY = 0.9  # of the running mean of the honest gradient's length
 
 @dataclass(frozen=True)
 class Fsha(TrainingAttack):
-    """Rates of encoder and decoder `lr` and of the critic `critic_lr`; `penalty` of the critic's slope, its `momentum`.
+    """Trains encoder and decoder at rate `lr`, and the critic at `critic_lr`, with a `penalty` on its slope.
 
-    `width` and `blocks` of the networks (on images: of the critic; the decoder has `width` too); `per_channel`: whether
-    the slope is measured in every channel by itself; `strength` multiplies the gradient sent, for clients whose
-    optimizer minds its length; `disguise`: None, or a number above one; `start`: how many steps the party stays honest.
+    `momentum`: of the critic. `width` and `blocks` of the networks (on images: of the critic; the decoder has `width`
+    too); `per_channel`: whether the slope is computed for every channel separately; `strength`: factor of the gradient
+    sent, for clients whose optimizer depends on its length; `disguise`: None, or a number above one; `start`: number of
+    honest steps.
     """
 
     active: ClassVar[bool] = True
@@ -79,20 +78,20 @@ class Fsha(TrainingAttack):
     per_channel: bool = False
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
-        """Return the state; refuse a party that sends no gradient back."""
+        """Return the state; raise `InvalidInput` for a party that sends no gradient back."""
         if not site.returns:
             raise InvalidInput(f"fsha replaces the gradient that {site.party!r} returns, and none goes back here")
         return Hijacker(self, site)
 
 
 class Hijacker(TrainingAttackState):
-    """FSHA at work: `encoder`, `decoder`, `critic`."""
+    """State of FSHA: networks `encoder`, `decoder`, `critic`."""
 
     plan: Fsha
     active: ClassVar[bool] = True
 
     def build(self) -> None:
-        """Make the three networks."""
+        """Build the three networks."""
         plan, known = self.plan, self.site.knowledge
         self.scale = Scale(known.value_range)
         image, cut, size = known.shape, self.site.shape, (plan.width, plan.blocks)
@@ -110,7 +109,7 @@ class Hijacker(TrainingAttackState):
         self.nets.add("critic", critic, plan.critic_lr, plan.momentum)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
-        """Take one step of encoder, decoder and critic; return the gradient sent to the client, (rows, *shape)."""
+        """Take one step of encoder, decoder and critic; return the gradient for the client, (rows, *shape)."""
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(
             unwrap(self.site.knowledge.auxiliary)[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
@@ -126,7 +125,7 @@ class Hijacker(TrainingAttackState):
         return gradient * self.plan.strength
 
     def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
-        """Return the hijacking gradient, or the honest one where a client seems to be testing the server."""
+        """Return the hijacking gradient, or the honest one if the client seems to test the server."""
         early = self.steps <= self.plan.start
         if self.plan.disguise is None:
             return honest if early else gradient
@@ -138,7 +137,7 @@ class Hijacker(TrainingAttackState):
 
     @torch.no_grad()
     def predict(self, view: View, target: Target) -> Tensor:
-        """Return what the decoder makes of what was released: (victims, *shape)."""
+        """Return the decoded releases: (victims, *shape)."""
         return self.scale.up(self.nets["decoder"](self.site.released(view)))
 
 
@@ -147,7 +146,8 @@ def gradient_penalty(
 ) -> Tensor:
     """Return the mean of (|slope| - 1)^2 at random points between the rows of `one` and `two`, (rows, ...) each.
 
-    `per_channel`: the length of the slope is that within each channel of (rows, channels, ...), not of the whole row.
+    `per_channel`: whether the slope's length is computed within each channel of (rows, channels, ...), not over the
+    row.
     """
     share = torch.rand((len(one),), generator=random).to(one).view(-1, *[1] * (one.dim() - 1))
     between = (share * one + (1 - share) * two).detach().requires_grad_()

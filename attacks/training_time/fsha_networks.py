@@ -59,7 +59,10 @@ class Encoder(nn.Module):
 
 
 class FshaDecoder(nn.Module):
-    """Maps (n, *source) of a cut to images (n, *target); `width` channels after the first doubling, then halved."""
+    """Maps a cut (n, *source) to images (n, *target).
+
+    `width` channels after the first doubling, halved at each further one.
+    """
 
     def __init__(self, source: Shape, target: Shape, width: int, bounded: bool) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class FshaDecoder(nn.Module):
 
 
 class FshaCritic(nn.Module):
-    """Gives every row of (n, *shape), the shape of a cut, one number."""
+    """Maps every row of (n, *shape), the shape of a cut, to one number."""
 
     def __init__(self, shape: Shape, width: int, blocks: int) -> None:
         super().__init__()
@@ -101,7 +104,7 @@ class FshaCritic(nn.Module):
 
 
 def glorot(net: nn.Sequential) -> nn.Sequential:
-    """Draw the weights of `net` anew from Glorot's uniform distribution, put every bias to zero, and return it."""
+    """Redraw the weights of `net` from Glorot's uniform distribution, set biases to zero, and return it."""
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             nn.init.xavier_uniform_(module.weight)

@@ -1,4 +1,4 @@
-"""Ratio of gradients at a hijacked cut: a client's distance correlation against what the hijacking server sends.
+"""Ratio of gradients at a hijacked cut: that of a client's distance correlation over that of the hijacking server.
 
 Source: Pasquini, Ateniese, Bernaschi, "Unleashing the tiger: inference attacks on split learning", CCS 2021, who weigh
 distance correlation by 1e4 against a server's gradient times 50, at a cut of 256 channels.
@@ -6,14 +6,14 @@ distance correlation by 1e4 against a server's gradient times 50, at a cut of 25
 With z (batch, ...) what the client releases for rows x, a1 the weight of its distance correlation and a2 what the
 server multiplies its gradient by,
 
-  rho = a1 |grad_z DCOR(x, z)| / (a2 |grad_z mean C(z)|),
+rho = a1 |grad_z DCOR(x, z)| / (a2 |grad_z mean C(z)|),
 
-lengths over the whole batch. An optimizer that is blind to the length of a gradient, such as Adam, follows rho alone.
-The weights by themselves say little: distance correlation does not change when z is scaled, so its gradient is
-orthogonal to z and as long as 1 / D, D being the mean distance of two rows of z; the critic's is held by its penalty,
-in every channel by itself where `per_channel`. Both change with the width of the cut, and how far DCOR is from one
-changes too. So a defended run at another width compares with the authors' only where a1 is scaled to keep rho
-(`kept_ratio`), and a figure of it is read with its rho.
+lengths over the whole batch. An optimizer that is invariant to the length of a gradient, such as Adam, depends on rho
+alone. The weights alone are not comparable: distance correlation does not change when z is scaled, so its gradient is
+orthogonal to z and as long as 1 / D, D being the mean distance of two rows of z; the critic's is controlled by its
+penalty, for every channel separately if `per_channel`. Both change with the width of the cut, and so does DCOR. So a
+defended run at another width is comparable with the authors' only if a1 is scaled to keep rho (`kept_ratio`), and its
+scores should be reported with rho.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from splitfed.stats.dependence import Statistic, slope
 
 
 class GradientRatio(NamedTuple):
-    """Means over batches: `defense` a1 |grad DCOR|, `attack` a2 |grad C|, `distance` of two rows of z, all above 0."""
+    """Means over batches: `defense` a1 |grad DCOR|, `attack` a2 |grad C|, mean `distance` of two rows of z.
+
+    All above 0.
+    """
 
     defense: float
     attack: float
@@ -50,8 +53,8 @@ def gradient_ratio(
 ) -> GradientRatio:
     """Return the lengths of both gradients, averaged over `batches` of raw rows x (n, ...) and releases z (n, ...).
 
-    `critic`: (n, ...) to (n,), frozen here, in the mode it is in. `weight` and `strength`: a1 and a2, above 0.
-    Raises `InvalidInput` for no batch, batches of one row, and where either gradient is zero or not finite.
+    `critic`: maps (n, ...) to (n,); frozen, in its current mode. `weight` and `strength`: a1 and a2, above 0. Raises
+    `InvalidInput` for no batch, batches of one row, and if either gradient is zero or not finite.
     """
     check_number("gradient_ratio weight", weight, low=0.0, open_low=True)
     check_number("gradient_ratio strength", strength, low=0.0, open_low=True)
@@ -66,9 +69,9 @@ def gradient_ratio(
 
 
 def kept_ratio(weight: float, reference: GradientRatio, here: GradientRatio) -> float:
-    """Return `weight`, that of the distance correlation in `reference`, scaled so that rho is the same `here`.
+    """Return `weight`, the factor of the distance correlation in `reference`, scaled so that rho is the same in `here`.
 
-    Both ratios are measured with `weight`, and with one strength each as the runs will have it.
+    Both ratios are measured with `weight`, each with the strength of its run.
     """
     check_number("kept_ratio weight", weight, low=0.0, open_low=True)
     return weight * reference.rho / here.rho

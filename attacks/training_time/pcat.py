@@ -1,28 +1,27 @@
-"""PCAT: an honest server trains a pseudo-client against its own segments as they learn, and inverts that.
+"""PCAT: an honest server trains a pseudo-client against its own segments during training, and inverts it.
 
 Paper: Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security
 2023.
 
 As in the paper. When (z, y) has arrived, auxiliary rows with the same labels are drawn (section 4.1); where labels do
-not arrive, any rows (4.4). CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments just
-as z passes them, before their step: they learn from the honest gradient and nothing else (algorithm 2). The attack
-begins `start` steps late, for a young g misleads (4.4). With `after` g never moves: that many steps are taken on the
-trained g when the prediction is asked for (algorithm 1, Vanilla-PCAT). Where labels do not arrive a pseudo-head learns
-beside f' from the same loss, and reads the labels off g(z) (4.3). For inputs an inverse, of transposed convolutions
-and bilinear upsampling, learns (f'(x_a), x_a), is applied to z, and its result x refined so that f'(x) = z (4.2).
-Layouts: the client's own, weights drawn anew, with `layout="client"` ("same" in tables 2 and 3), or a generic residual
-network, for f' may have any layout; those of the paper's other experiments are given in pictures only.
+not arrive, any rows (4.4). CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments as
+they process z, before their step: they learn from the honest gradient and nothing else (algorithm 2). The attack begins
+`start` steps late, as g is not informative at first (4.4). With `after` g is fixed: that many steps are taken on the
+trained g at prediction (algorithm 1, Vanilla-PCAT). If labels do not arrive, a pseudo-head is trained with f' on the
+same loss, and predicts the labels from g(z) (4.3). For inputs an inverse, of transposed convolutions and bilinear
+upsampling, learns (f'(x_a), x_a), is applied to z, and its result x refined so that f'(x) = z (4.2). Layouts: the
+client's own, weights drawn anew, with `layout="client"` ("same" in tables 2 and 3), or a generic residual network, for
+f' may have any layout; those of the paper's other experiments are given in pictures only.
 
-Ours, where the paper does not say: Adam and its rates (3.1 gives the attacker the client's optimizer); g in evaluation
-mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. The inverse has no tanh
-(the one of the paper that its table 14 gives in words has): on MNIST that stuck at black. What the pseudo-client sends
-passes the run's defenses, drawn by the attacker, and its loss is weighed, and has terms added, as the client's by them:
-with distance correlation it is (1 - alpha) CE + alpha DCOR. The refinement stays in the range of values, compares
-releases with defenses at their mean, and adapts where they are random (`splitfed.attacks.reconstruction.inversion`). It
-can make a prediction worse where the pseudo-client is poor.
-
-Where no labels arrive nothing ties pseudo-client and pseudo-head to the client's: both can fit g in a way of their own,
-classify well together and read no label, or fewer than chance, off what the client sends.
+Ours, where the paper does not specify: Adam and its rates (3.1 gives the attacker the client's optimizer); g in
+evaluation mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. The inverse has
+no tanh (the one of the paper that its table 14 gives in words has): on MNIST training with it got stuck at black
+images. The pseudo-client's releases pass the run's defenses, drawn by the attacker, and its loss has the defenses'
+factor and penalties as the client's: with distance correlation it is (1 - alpha) CE + alpha DCOR. The refinement stays
+in the range of values, compares releases with defenses at their mean, and adapts where they are random
+(`splitfed.attacks.reconstruction.inversion`). It can make a prediction worse if the pseudo-client is inaccurate. If no
+labels arrive, pseudo-client and pseudo-head are not constrained to resemble the client's: both can fit g differently,
+classify well together, and predict labels from the client's releases at or below chance.
 """
 
 from __future__ import annotations
@@ -55,10 +54,11 @@ _SMOOTHNESS = 0.2  # variance by which neighbouring pixels differ, for images in
 
 @dataclass(frozen=True)
 class Pcat(TrainingAttack):
-    """Rates of pseudo-client and pseudo-head `lr`, late `start` in steps; the inverse: `inverse_steps` at `inverse_lr`.
+    """Trains pseudo-client and pseudo-head at rate `lr`, starting after `start` steps, and inverts the pseudo-client.
 
-    `refine`: steps from the inverse's prediction to one that releases what was seen. `after`: None, or how many steps
-    to take once training is over, in place of those during it, in batches of 64.
+    The inverse takes `inverse_steps` at `inverse_lr`. `refine`: number of search steps from the inverse's prediction to
+    a row with the received release. `after`: None, or the number of steps, in batches of 64, to take after training
+    instead of during it.
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
@@ -87,18 +87,21 @@ class Pcat(TrainingAttack):
     layout: str = field(default="generic", metadata=require_name("pcat layout", LAYOUTS))
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
-        """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        """Return the state.
+
+        Raises `InvalidInput` for a task without classes, or a client that cannot be redrawn or trained.
+        """
         check_classes("pcat", site)
         return PseudoClient(self, site)
 
 
 class PseudoClient(TrainingAttackState):
-    """PCAT at work: `client`, and `head` where the party's own segments make no scores of classes."""
+    """State of PCAT: `client`, and `head` if the party's own segments compute no scores of classes."""
 
     plan: Pcat
 
     def build(self) -> None:
-        """Make the pseudo-client, and the head."""
+        """Build the pseudo-client, and the head."""
         plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
         self.own = FrozenCopy(site.segments, site.value, site.out).to(self.site.device)
@@ -110,7 +113,10 @@ class PseudoClient(TrainingAttackState):
             self.nets.add("head", build_head(site, plan.width, plan.blocks), plan.lr)
 
     def send(self, message: Message) -> Message:
-        """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
+        """Learn when the honest gradient is sent, before the party's segments take their step.
+
+        Return the message unchanged.
+        """
         replica = message.stamp.replica
         due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
         if due and replica in self._arrived:
@@ -118,9 +124,9 @@ class PseudoClient(TrainingAttackState):
         return message
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
-        """Take a step against the party's segments as they are, with the labels that arrived.
+        """Take a step against the party's current segments, with the labels that arrived.
 
-        Where no gradient is sent back it is taken when the party's own step has been.
+        If no gradient is sent back, the step is taken after the party's own step.
         """
         self.numbers["epoch"] = float(seen.epoch)
         if self.steps <= self.plan.start or self.plan.after is not None:
@@ -143,12 +149,12 @@ class PseudoClient(TrainingAttackState):
         return task
 
     def _release(self, x: Tensor, number: int) -> Tensor:
-        """Return what the pseudo-client releases of scaled rows x (n, *shape) at draw `number`."""
+        """Return the pseudo-client's release of scaled rows x (n, *shape) at draw `number`."""
         found: Tensor = self.client(self.scale.up(x), number)
         return found
 
     def _expected_release(self, x: Tensor) -> Tensor:
-        """Return the same with every defense at its mean, differentiable in x."""
+        """Return the pseudo-client's release of scaled rows x with every defense at its mean, differentiable in x."""
         return self.client.expected(self.scale.up(x))
 
     def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
@@ -158,17 +164,17 @@ class PseudoClient(TrainingAttackState):
     def predict(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
 
-        The networks of the attack stay as they are: asked twice, it answers the same.
+        The attack's networks are not changed, so that repeated calls return the same.
         """
         z = self.site.released(view)
         labels = target is Target.LABELS
         return self._answer_on_copy(view, lambda random: self._labels(z) if labels else self._invert(z, random))
 
     def classify(self, view: View, x: Tensor) -> Tensor:
-        """Return what the stolen model says of x (n, *shape), scores (n, classes).
+        """Return the stolen model's scores of x (n, *shape): (n, classes).
 
-        That is the pseudo-client, defenses at their mean, then the party's segments as they are in the view, then the
-        pseudo-head if any.
+        It is the pseudo-client with defenses at their mean, the party's segments in the view, and the pseudo-head if
+        any.
         """
         return self._answer_on_copy(
             view, lambda _: self._labels(self._expected_release(self.scale.down(x.to(self.site.device))))
@@ -204,9 +210,9 @@ class PseudoClient(TrainingAttackState):
         return self.scale.up(self._refine(coarse, z, random))
 
     def _refine(self, x: Tensor, z: Tensor, random: torch.Generator) -> Tensor:
-        """Return rows near x (n, *shape) that the pseudo-client releases as z (n, ...), defenses at their mean.
+        """Return rows near x (n, *shape) whose release by the pseudo-client approximates z (n, ...).
 
-        They stay in the value range, where there is one.
+        Defenses are at their mean. The rows stay in the value range if there is one.
         """
         plan, value = self.plan, self.site.value
         x = x.detach().requires_grad_()
@@ -227,7 +233,10 @@ class PseudoClient(TrainingAttackState):
 
 
 def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tensor:
-    """Return for each of `wanted` (rows,) the number of a random row of `labels` that has it, or of any: (rows,)."""
+    """Return for each of `wanted` (rows,) the position of a random row with this label: (rows,).
+
+    If no row of `labels` has it, the position of any row.
+    """
     places = {label: (labels == label).nonzero().flatten() for label in wanted.unique().tolist()}
     chance = torch.rand(wanted.shape, generator=random)
     found = torch.empty_like(wanted)

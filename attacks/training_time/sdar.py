@@ -1,26 +1,26 @@
-"""SDAR: an honest server trains a simulator of the client and a decoder beside the task, both kept real by critics.
+"""SDAR: an honest server trains a simulator of the client and a decoder beside the task, both regularised by critics.
 
 Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
 order of updates, modes and settings checked against the authors' published code (zhxchd/SDAR_SplitNN).
 
-After every honest step, with labelled auxiliary rows x_a and what arrived as z: the simulator e goes down
+After every honest step, with labelled auxiliary rows x_a and the received releases z: the simulator e goes down
 CE(g(e(x_a)), y_a) + l1 BCE(D_e(e(x_a)), 1), g being the party's own segments, frozen and in evaluation mode; D_e learns
 z as real and e(x_a) as fake; then the decoder d goes down MSE(d(e(x_a)), x_a) + l2 BCE(D_d(d(z)), 1), and D_d learns
-x_a as real and d(z) as fake. The critics' rates are those of what they judge times l1 and l2, as the authors'. All four
-are in training mode while they learn; predictions come from the decoder in evaluation mode.
+x_a as real and d(z) as fake. The critics' rates are those of simulator and decoder times l1 and l2, as the authors'.
+All four are in training mode while they learn; predictions come from the decoder in evaluation mode.
 
-Where labels arrive, d and both critics know them; a victim's label, which does not arrive at inference, is what the
-server's own model says. Where they do not (U-shaped), a head h of the attacker's own stands behind g, a share `flip` of
-the auxiliary labels is drawn anew, and h(g(z)) predicts the victims' labels. The simulator's releases pass the run's
-defenses, drawn by the attacker, and its task is weighed, and has terms added, as the client's by them: with distance
-correlation it goes down (1 - alpha) CE + alpha DCOR(x_a, e(x_a)) + l1 BCE.
+If labels arrive, d and both critics read them; at inference a victim's label is the server's own prediction. If they do
+not (U-shaped), a head h of the attacker's own follows g, a share `flip` of the auxiliary labels is redrawn, and h(g(z))
+predicts the victims' labels. The simulator's releases pass the run's defenses, drawn by the attacker, and its loss has
+the defenses' factor and penalties as the client's: with distance correlation it minimises (1 - alpha) CE + alpha
+DCOR(x_a, e(x_a)) + l1 BCE.
 
 With layout "client", the authors', e has the layout of the segments upstream and h that of the client's head, weights
-drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone; as long as
-nothing negative arrives e then ends with batch normalisation and ReLU, as the authors' clients and simulators do: a
-critic tells the releases of a linear end from theirs by the first negative number. (Noise that a defense adds hides how
-the client ends.) The authors also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at
-their level 7. `normalise` takes their decoder and critics, which have batch normalisation
+drawn anew; the attacker must know both. With "generic" they are residual networks built from shapes alone; as long as
+no negative number arrives e then ends with batch normalisation and ReLU, as the authors' clients and simulators do,
+since a critic would recognise the releases of a linear layer by any negative number. (Noise of a defense hides how the
+client ends.) The authors also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at their
+level 7. `normalise` takes their decoder and critics, which have batch normalisation
 (`splitfed.attacks.training_time.sdar_networks`). In U-shaped runs the authors take l1 = .02 or .04 and flip 10 to 40 %
 of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred steps needed .2 (table `sdar`).
 """
@@ -51,12 +51,12 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Sdar(TrainingAttack):
-    """Rates of simulator `lr`, decoder `decoder_lr` and label head `head_lr`; weights `l1` and `l2` of the critics.
+    """Trains a simulator at rate `lr`, a decoder at `decoder_lr` and a label head at `head_lr`.
 
-    A weight of zero leaves its critic out. `flip`: the share of auxiliary labels drawn anew where no labels arrive.
-    `layout` of simulator and head: "client" or "generic". `normalise`: whether decoder and critics are the authors',
-    with batch normalisation, where rows and cut are images. `width` and `blocks` of all networks that have no layout
-    of the client's.
+    `l1` and `l2`: weights of the critics of simulator and decoder; a weight of zero leaves the critic out. `flip`:
+    share of auxiliary labels that is redrawn if no labels arrive. `layout` of simulator and head: "client" or
+    "generic". `normalise`: whether decoder and critics are the authors', with batch normalisation, if rows and cut are
+    images. `width` and `blocks`: of all networks without a layout of the client's.
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
@@ -80,25 +80,30 @@ class Sdar(TrainingAttack):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a `normalise` that is no truth value too."""
+        """Also raise `InvalidInput` for a `normalise` that is not a bool."""
         super().__post_init__()
         if not isinstance(self.normalise, bool):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
-        """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        """Return the state.
+
+        Raises `InvalidInput` for a task without classes, or a client that cannot be redrawn or trained.
+        """
         check_classes("sdar", site)
         return Simulator(self, site)
 
 
 class Simulator(TrainingAttackState):
-    """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where the
-    party's own segments make no scores of classes."""
+    """State of SDAR: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and a `head`.
+
+    There is a head only if the party's own segments compute no scores of classes.
+    """
 
     plan: Sdar
 
     def build(self) -> None:
-        """Make the networks that the plan and the topology ask for."""
+        """Build the networks that the parameters and the topology require."""
         plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
         self.own = FrozenCopy(site.segments, site.value, site.out).to(self.site.device)
@@ -177,7 +182,7 @@ class Simulator(TrainingAttackState):
         self.means.add(auxiliary_mse=rebuilt * self.scale.unit**2)
 
     def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
-        """Return the labels with a share of them drawn anew, from all classes alike."""
+        """Return the labels with a random share of them redrawn uniformly from all classes."""
         drawn = torch.randint(unwrap(self.site.knowledge.classes), y.shape, generator=random).to(y.device)
         return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
 

@@ -29,9 +29,9 @@ _SMALL, _WORD, _SLOPE, _DROPOUT = 8, 0.05, 0.2, 0.4
 
 
 class ReleaseEnd(nn.Module):
-    """Ends a generic simulator of (n, *shape) as a client's block ends: batch normalisation, then ReLU.
+    """Last layers of a generic simulator for (n, *shape), as of a client's block: batch normalisation, then ReLU.
 
-    From the first negative number on that `observe` is shown it passes on what it is given: the client ends otherwise.
+    After `observe` has received a negative number, it is the identity, as the client ends differently.
     """
 
     signed: Tensor
@@ -42,18 +42,18 @@ class ReleaseEnd(nn.Module):
         self.register_buffer("signed", torch.tensor(False))
 
     def observe(self, z: Tensor) -> None:
-        """Look at what has arrived, (n, *shape)."""
+        """Check whether the received values (n, *shape) contain a negative number."""
         self.signed |= (z < 0).any()
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (n, *shape); each channel is normalised over rows and places."""
+        """Return (n, *shape), with each channel normalised over rows and places."""
         if self.signed:
             return z
         return functional.relu(self.norm(z.flatten(2) if z.dim() > 2 else z)).view_as(z)
 
 
 class SdarDecoder(nn.Module):
-    """Maps (n, *source) of a cut to images (n, *target), in (-1, 1) where bounded; with a label where `classes`."""
+    """Maps a cut (n, *source) to images (n, *target), in (-1, 1) if bounded; with a label input if `classes`."""
 
     def __init__(
         self, source: Shape, target: Shape, width: int, blocks: int, classes: int | None, bounded: bool
@@ -81,25 +81,25 @@ class SdarDecoder(nn.Module):
         self.net = glorot(nn.Sequential(*layers))
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return (n, *target); `y`: (n,) labels, where the network was made for them."""
+        """Return (n, *target); `y`: (n,) labels, if the network has classes."""
         found: Tensor = self.net(z if self.label is None else self.label(z, y))
         return found
 
 
 class _Critic(nn.Module):
-    """Layers, and one number for all that they leave of a row."""
+    """Layers, and a linear layer from their output to one number a row."""
 
     label: LabelChannel | None
     net: nn.Sequential
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return (n,); `y`: (n,) labels, where the network was made for them."""
+        """Return (n,); `y`: (n,) labels, if the network has classes."""
         found: Tensor = self.net(x if self.label is None else self.label(x, y))
         return found.squeeze(1)
 
 
 class CutCritic(_Critic):
-    """Gives every row of (n, *shape), the shape of a cut, one number."""
+    """Maps every row of (n, *shape), the shape of a cut, to one number."""
 
     def __init__(self, shape: Shape, width: int, blocks: int, classes: int | None) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class CutCritic(_Critic):
 
 
 class SdarCritic(_Critic):
-    """Gives every image of (n, *shape) one number."""
+    """Maps every image of (n, *shape) to one number."""
 
     def __init__(self, shape: Shape, width: int, classes: int | None) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class SdarCritic(_Critic):
 
 
 def _labelled(shape: Shape, classes: int | None) -> tuple[LabelChannel | None, int]:
-    """Return what puts a label beside (n, *shape), if there are any, and how many channels there are then."""
+    """Return the label channel for (n, *shape), if there are classes, and the resulting number of channels."""
     if classes is None:
         return None, shape[0]
     label = LabelChannel(shape, classes)

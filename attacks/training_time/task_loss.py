@@ -1,4 +1,4 @@
-"""What attackers share who learn from the task itself: losses and likely classes, whatever the model's last layer."""
+"""Losses and class scores of the task, for training attacks, whatever the model's last layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from splitfed.core.errors import InvalidInput
 
 
 def check_classes(who: str, site: AttackSite) -> None:
-    """Refuse a task that has no classes."""
+    """Raise `InvalidInput` for a task without classes."""
     if site.knowledge.classes is None:
-        raise InvalidInput(f"{who} learns from classes; the task here has none")
+        raise InvalidInput(f"{who} learns from classes; the task of this run has none")
 
 
 def loss_of(scores: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def loss_of(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def class_scores(scores: Tensor) -> Tensor:
-    """Return scores a class, (rows, classes), also of one logit a row."""
+    """Return scores (rows, classes), also for outputs of one logit a row."""
     if scores.dim() == 1 or scores.shape[1] == 1:
         return torch.stack([torch.zeros_like(scores.flatten()), scores.flatten()], 1)
     return scores

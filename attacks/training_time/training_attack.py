@@ -1,8 +1,8 @@
-"""The contract of an attack that lives inside training: it learns from every step, and may replace what it sends.
+"""The contract of a training attack: it learns in every training step, and may replace the gradient its party sends.
 
-A training attack is a frozen value, given to one party of a run. `enter` makes its state, which has networks: it sees
-every message that party receives in training, reads the party's own segments, and knows the auxiliary data. Asked like
-any other attack after training, the attack answers with what its state has learnt.
+A training attack is a frozen value, given to one party of a run. `enter` creates its state with its networks, which
+sees every message that the party receives in training, reads the party's own segments, and knows the auxiliary data.
+Run like any other attack after training, it predicts by that state.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ __all__ = ["AttackNetworks", "AttackSite", "RoundMeans", "Seen", "Sender", "Trai
 __all__ += ["GRANTED_IN_TRAINING", "guess_of"]
 
 GRANTED_IN_TRAINING = (Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE, Needs.HEAD)
-"""What an attack may be granted inside training; all else it can ask for after training only."""
+"""Needs that may be granted during training; all others are granted after training only."""
 
 
 @dataclass(frozen=True)
 class TrainingAttack(Attack):
-    """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`.
+    """Base of training attacks: `learns_from` states what they must know in training; a subclass writes `enter`.
 
-    Inside training auxiliary rows, their labels, and the architectures of the client and of its head can be known
-    (`GRANTED_IN_TRAINING`); what arrives, and the party's own segments, need no grant.
-    `active`: whether it replaces what the party sends, so that others learn something else than the task; its state
-    says so too.
+    Auxiliary rows, their labels, and the architectures of the client and of its head can be known in training
+    (`GRANTED_IN_TRAINING`); received messages, and the party's own segments, need no grant. `active`: whether the
+    attack replaces what the party sends, so that others are not trained on the task; its state declares that too.
     """
 
     active: ClassVar[bool] = False
@@ -47,28 +46,31 @@ class TrainingAttack(Attack):
 
     @property
     def adapts_to(self) -> frozenset[DefenseEffect] | None:
-        """What a network in the client's place imitates of the sender's defenses, where the attack trains one."""
+        """Effects of the sender's defenses that the attack's substitute client imitates, if it trains one."""
         return imitated_effects(self.layout) if isinstance(self, HasLayout) else None
 
     def needs(self, labels_arrive: bool) -> frozenset[Needs]:
-        """Return what this one must know where labels arrive at its party, or do not: `learns_from`, or more.
+        """Return what the attack must know if labels arrive at its party, or not: `learns_from`, or more.
 
-        More are the layouts of the client, and of its head, where a network of the attack's has them.
+        More are the architectures of the client, and of its head, if a network of the attack's has their layout.
         """
         further = layout_needs(self.layout, labels_arrive) if isinstance(self, HasLayout) else frozenset()
         return self.learns_from | further
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
-        """Return the state at `site` before the first step, or refuse a site where the attack cannot work."""
+        """Return the state at `site` before the first step.
+
+        Raises `InvalidInput` for a site where the attack cannot work.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define enter(site)")
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return what this attack's state in the run makes of the releases in the view."""
+        """Return the prediction by this attack's state in the run for the releases in the view."""
         return guess_of(self, view, knowledge)
 
 
 def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
-    """Return the prediction of the state that `attack` has reached in the run; refuse if another one was there."""
+    """Return the prediction by the state of `attack` in the run; raise `InvalidInput` if another attack was there."""
     state = unwrap(knowledge.training_attack)
     if type(state.plan) is not type(attack):
         raise InvalidInput(
@@ -79,9 +81,9 @@ def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """What arrived in one training step: `z` (rows, *shape), and the labels `y` (rows,) where they arrive.
+    """What arrived in one training step: `z` (rows, *shape), and the labels `y` (rows,) if they arrive.
 
-    `epoch`: the step's, counted from 0 over the run.
+    `epoch`: of the step, counted from 0 over the run.
     """
 
     z: Tensor
@@ -90,7 +92,7 @@ class Seen(NamedTuple):
 
 
 class RoundMeans:
-    """Means of what an attack measures in its steps, since they were last asked for."""
+    """Running means of an attack's metrics since the last `take`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -102,7 +104,7 @@ class RoundMeans:
             self._sums[name] = total + float(value.detach()), count + 1
 
     def take(self) -> dict[str, float]:
-        """Return the means, and forget them."""
+        """Return the means and reset them."""
         found = {name: total / count for name, (total, count) in self._sums.items()}
         self._sums.clear()
         return found
@@ -110,15 +112,14 @@ class RoundMeans:
 
 @dataclass
 class TrainingAttackState:
-    """A training attack at work at `site`: its networks, its counters and the means of its metrics.
+    """State of a training attack at `site`: its networks, its counters and the means of its metrics.
 
-    A subclass makes its networks in `build` and writes `learn`, `predict`, and (when active) sends what `learn`
-    returns. Further `numbers` that belong to the state are kept by name. The engine calls `receive`, `send` and
-    `step_ended` at the moments of a step, `metrics` after every round, and keeps `state`.
-
-    After training a copy answers, and a resumed run goes on with one: made by `build` and `load_state`, it has what is
-    in `nets` (weights and buffers) and in `numbers`, and nothing else that `learn` has changed. A tensor to be kept is
-    a buffer of a module; one without weights is put there by `nets[name] = module`, as `nets.add` makes an optimizer.
+    A subclass builds its networks in `build` and writes `learn` and `predict`; if it is active, the result of `learn`
+    is sent. Further `numbers` of the state are kept by name. The engine calls `receive`, `send` and `step_ended` during
+    a step, `metrics` after every round, and saves `state`. After training a copy predicts, and a resumed run continues
+    with one: built by `build` and `load_state`, it has what is in `nets` (weights and buffers) and in `numbers`, and
+    nothing else that `learn` has changed. A tensor of the state must be a buffer of a module; add a module without
+    weights by `nets[name] = module`, others by `nets.add`, which creates an optimizer.
     """
 
     plan: TrainingAttack
@@ -131,13 +132,13 @@ class TrainingAttackState:
     _arrived: dict[int, Seen] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the networks, from the attack's own seed."""
+        """Build the networks, from the attack's own seed."""
         self.nets = AttackNetworks(self.site.device)
         with stream(derive(self.site.seed, "start"), self.site.device):
             self.build()
 
     def build(self) -> None:
-        """Make the networks and their optimizers, with `nets.add`."""
+        """Build the networks and their optimizers, with `nets.add`."""
         raise NotImplementedError(f"{type(self).__name__} does not define build()")
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
@@ -145,21 +146,21 @@ class TrainingAttackState:
         raise NotImplementedError(f"{type(self).__name__} does not define learn(seen, modules, random)")
 
     def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
-        """Return which gradient goes out, both (rows, *shape)."""
+        """Return the gradient to send, the attack's `gradient` or the `honest` one, both (rows, *shape)."""
         return gradient
 
     def predict(self, view: View, target: Target) -> Tensor:
-        """Return what was released in `view` turned into a prediction of `target`."""
+        """Return a prediction of `target` from the releases in `view`."""
         raise NotImplementedError(f"{type(self).__name__} does not define predict(view, target)")
 
     def copy(self) -> TrainingAttackState:
-        """Return a state that has learnt the same, with networks and a site of its own."""
+        """Return an equal state, with networks and a site of its own."""
         found = self.plan.enter(self.site.copy())
         found.load_state(copy.deepcopy(self.state()))
         return found
 
     def receive(self, message: Message) -> None:
-        """Look at what has arrived at the party; only what arrives in training counts."""
+        """Record a message that arrived at the party in training; ignore all others."""
         if message.stamp.phase != "train":
             return
         replica = message.stamp.replica
@@ -172,7 +173,7 @@ class TrainingAttackState:
                 self._arrived[replica] = self._arrived[replica]._replace(y=labels.to(self.site.device))
 
     def send(self, message: Message) -> Message:
-        """Return what the party sends in place of `message`; a passive attack changes nothing."""
+        """Return the message to send instead of `message`; a passive attack returns it unchanged."""
         seen = self._arrived.get(message.stamp.replica)
         due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
         if not (self.active and due) or seen is None:
@@ -188,7 +189,7 @@ class TrainingAttackState:
         return message._replace(tensors={**message.tensors, self.site.value: self.choose(gradient.to(honest), honest)})
 
     def step_ended(self) -> None:
-        """Learn, after the party's honest step, from what arrived in it."""
+        """Learn from the messages of a step, after the party's honest step."""
         for replica in list(self._arrived):
             self._learn(replica, self._arrived.pop(replica))
 
@@ -198,15 +199,15 @@ class TrainingAttackState:
             return self.learn(seen, self.site.modules(replica), generator(self.site.seed, "draws", number))
 
     def metrics(self) -> dict[str, float]:
-        """Return the means since the last call, and forget them."""
+        """Return the means since the last call and reset them."""
         return self.means.take()
 
     def state(self) -> dict[str, Any]:
-        """Return networks, optimizers and counters: all that a resumed run needs."""
+        """Return networks, optimizers and counters, which a resumed run needs."""
         return {"steps": self.steps, **self.nets.state_dict(), "memory": dict(self.numbers)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         self.steps = int(state["steps"])
         self.nets.load_state_dict(state)
         self.numbers = dict(state["memory"])

@@ -1,12 +1,12 @@
-"""Class shares: how much of each class a client holds, read off what it sends for a federated method.
+"""Class shares: estimates the share of each class among a client's rows from its uploads for a federated method.
 
 Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022, who count a
-client's labels from its gradient; here what is sent between steps is read.
+client's labels from its gradient; here uploads between steps are read.
 
-The adversary is the aggregation server of a run that was recorded. It looks for the plainest of these: numbers of rows
-by class (`3/rows` of FedProto, "label counts" of FedGen), which are the answer; the names of classes that means were
-sent for, which say what a client holds at all, and are given equal shares; scores on public rows, whose mean leans
-towards the classes that the client was trained on. Nothing is learnt, and there are no parameters.
+The adversary is the aggregation server of a run that was recorded. It uses the first of these that was sent: numbers of
+rows by class (`3/rows` of FedProto, "label counts" of FedGen), which are exact; the classes that means were sent for,
+which are taken as equally frequent; scores of public rows, whose mean is biased towards the classes that the client was
+trained on. Nothing is learnt, and there are no parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitfed.core.messages import Message, View
 
 @dataclass(frozen=True)
 class ClassShares(Attack):
-    """Has no parameters."""
+    """Estimates class shares without training; has no parameters."""
 
     target = Target.SHARES
     phase = Phase.TRAINING
@@ -34,19 +34,21 @@ class ClassShares(Attack):
     adapts_to = frozenset[DefenseEffect]()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return shares that add up to one: (classes,)."""
+        """Return shares of sum 1: (classes,)."""
         classes = check_classes("class_shares", knowledge.classes)
-        found = newest(view, self.reads)
+        messages = newest(view, self.reads)
         for read in (_shares_of_counts, _shares_of_names, _shares_of_scores):
-            for message in found.values():
+            for message in messages.values():
                 shares = read(message, classes)
                 if shares is not None:
                     return shares / shares.sum()
-        raise InvalidInput(f"class_shares finds nothing of classes in what the client sent to {view.party!r}")
+        raise InvalidInput(
+            f"class_shares found no counts, names or scores of classes among the client's messages to {view.party!r}"
+        )
 
 
 def _shares_of_counts(message: Message, classes: int) -> Tensor | None:
-    """Return numbers of rows by class, (classes,), where they were sent."""
+    """Return the numbers of rows by class, (classes,), if they were sent, else None."""
     whole = message.tensors.get("rows")
     if whole is not None and tuple(whole.shape) == (classes,):
         return _positive(whole)
@@ -60,7 +62,7 @@ def _shares_of_counts(message: Message, classes: int) -> Tensor | None:
 
 
 def _shares_of_names(message: Message, classes: int) -> Tensor | None:
-    """Return equal shares, (classes,), of the classes that are named."""
+    """Return equal shares, (classes,), of the classes named in the message, else None."""
     labels = [label for label in by_class(message) if label < classes]
     shares = torch.zeros(classes, dtype=torch.float64)
     shares[labels] = 1.0
@@ -68,7 +70,7 @@ def _shares_of_names(message: Message, classes: int) -> Tensor | None:
 
 
 def _shares_of_scores(message: Message, classes: int) -> Tensor | None:
-    """Return the mean probability of each class, (classes,), over rows that were scored."""
+    """Return the mean probability of each class, (classes,), over scored rows, else None."""
     for scores in message.tensors.values():
         if scores.dim() == 2 and scores.shape[1] == classes and len(scores):
             known = scores.double().cpu()

@@ -1,10 +1,10 @@
-"""Shared by attacks that train clients of their own: a round of local training from the weights that a client was sent.
+"""Shared by attacks that imitate clients: one round of local training from the weights that a client was sent.
 
-What the protocol says of local training is kept to: the segments and their loss, the optimizer with its options and its
-clipping of a step's gradient, the sizes of the batches, whether a gradient is sent in place of weights. What only the
-client has is not: its optimizer's state from earlier rounds (every copy's begins anew), what a method adds to its loss
-(a teacher's divergence, whose weight goes to the labels; a proximal term; a correction), and the run's defenses. Where
-what is exchanged ends in features, every copy has a linear head of its own behind them, drawn anew, which learns too.
+The copies follow the protocol of local training: the segments and their loss, the optimizer with its options and its
+clipping of a step's gradient, the batch sizes, and whether a gradient is sent instead of weights. They lack what only
+the client has: its optimizer's state from earlier rounds (each copy's starts empty), a method's additions to its loss
+(a teacher's divergence, whose weight goes to the labels; a proximal term; a correction), and the run's defenses. If the
+exchanged model ends in features, every copy has a trainable linear head of its own, drawn afresh.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from splitfed.core.random import stream
 
 
 class ClientCopies:
-    """Trains clients of the adversary's own for a round of `local`, for the attack `who`.
+    """Trains imitated clients for one round of `local`, for the attack `who`.
 
-    `exchanged`: the model, of which the rounds are not read; `classes`: how many a head of one's own tells apart.
+    `exchanged`: the model, whose rounds are not read; `classes`: number of classes of an own head.
     """
 
     def __init__(self, who: str, exchanged: ExchangedModel, local: LocalTraining, classes: int) -> None:
@@ -54,9 +54,9 @@ class ClientCopies:
         y: Tensor,
         generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Return what a client with rows x (n, *shape) of labels y (n,) would send back, as `segment/name` -> tensor.
+        """Return the message of a client with rows x (n, *shape) of labels y (n,), as `segment/name` -> tensor.
 
-        `before`: what it was sent.
+        `before`: the weights it was sent.
         """
         for name, module in self._modules.items():
             own = {n: f"{name}/{n}" for n in module.state_dict()}
@@ -85,7 +85,7 @@ class ClientCopies:
         y: Tensor,
         generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Return `before` moved along the mean gradient of all rows, as the adversary moves it along the client's."""
+        """Return `before` moved along the mean gradient of all rows, in the same way as for the client's gradient."""
         for weight in named.values():
             weight.grad = None
         batches = list(draw_passes(self._local, len(x), generator))
@@ -96,21 +96,21 @@ class ClientCopies:
         return move_along({**before, **self._contents(before)}, gradient)
 
     def _contents(self, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights and buffers as they are, of those that are exchanged."""
+        """Return the current weights and buffers that are exchanged."""
         found = {f"{s}/{n}": t for s, m in self._modules.items() for n, t in m.state_dict().items()}
         return {name: t.detach().clone() for name, t in found.items() if name in before}
 
     def _fresh_head(self, x: Tensor, generator: torch.Generator) -> nn.Linear:
-        """Return a linear layer from the features of rows x to classes, drawn anew."""
+        """Return a linear layer from the features of rows x to classes, drawn afresh."""
         with torch.no_grad():
             features = self._exchanged.run(x, {}).flatten(1)
         with stream(int(torch.randint(2**62, (), generator=generator))):
             return nn.Linear(features.shape[1], self._classes).to(features)
 
     def _loss(self, head: nn.Linear | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the mean loss of rows: the protocol's on scores of classes, cross-entropy behind a head of one's own.
+        """Return the mean loss of rows: that of the protocol on scores, cross-entropy behind an own head.
 
-        A loss on scores that the protocol does not name is cross-entropy too.
+        If the protocol names no loss on scores, it is cross-entropy too.
         """
         out = self._exchanged.out
         known = next((h for h in self._local.heads if h.value == out and h.target is None), None)
@@ -127,9 +127,9 @@ class ClientCopies:
 
 
 def draw_passes(local: LocalTraining, rows: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield row numbers in the sizes of a client's batches, as many passes over `rows` as it makes over its own.
+    """Yield row positions in the client's batch sizes, with as many passes over `rows` as it makes over its own.
 
-    Every pass is in an order of its own. A last batch that is smaller than all of the client's is left out.
+    Every pass has an order of its own. A last batch smaller than all of the client's is left out.
     """
     sizes = local.batches
     left = round(sum(sizes) * rows / (local.rows or rows))
@@ -143,7 +143,7 @@ def draw_passes(local: LocalTraining, rows: int, generator: torch.Generator) -> 
 
 
 def _optimizer(who: str, local: LocalTraining) -> Optim:
-    """Return the optimizer of the protocol; refuse one that cannot be made from what is known of it."""
+    """Return the optimizer of the protocol; raise `InvalidInput` if it cannot be built from what is known."""
     whose = f"{who} trains copies of the client"
     if ":" in local.optimizer:
         raise InvalidInput(f"{whose}: optimizer {local.optimizer} is not allowed; expected one of torch.optim")

@@ -1,7 +1,7 @@
-"""What an aggregation server rebuilds of a client: the model that both exchange, and its scores on public rows.
+"""What an aggregation server knows of a client's model: the exchanged segments round by round, and public scores.
 
-Where weights go down and up, or changes of them, the server holds the segments that are exchanged as they were sent
-and as they came back, round by round. Where clients score public rows, which all have shown, it holds rows and scores.
+If weights, or changes of them, are exchanged, the server holds the segments as they were sent and as they came back. If
+clients score shared public rows, it holds the rows and the scores.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from splitfed.core.payload import copy_modules
 from splitfed.core.topology import Segment, weights
 
 GRADIENT_STEP = 1e-2
-"""How far weights are moved along a gradient that was sent in their place, per length of the weights."""
+"""Step along a gradient that was sent instead of weights, relative to the norm of the weights."""
 
 
 class ExchangedRound(NamedTuple):
-    """The weights that a client was sent in round `number` and those that came back, as `segment/name` -> tensor."""
+    """The weights sent to a client in round `number` and those it returned, as `segment/name` -> tensor."""
 
     number: int
     before: Mapping[str, Tensor]
@@ -31,12 +31,12 @@ class ExchangedRound(NamedTuple):
 
 @dataclass(frozen=True)
 class ExchangedModel:
-    """The segments that an aggregation server can run with what a client was sent and what it sent back.
+    """The segments that an aggregation server can run with the weights it exchanges with a client.
 
-    `segments`: those from raw rows to `out`, in order, with modules of the first weights; `feed(x)`: what each input
-    gets of rows x. `scores`: whether `out` are scores of classes, (n, classes); else features, (n, ...), of which a
-    head makes these that never leaves the client. `rounds`: in order, one at least. `others`: those of every other
-    client that exchanges the same, where `out` are features.
+    `segments`: those from raw rows to `out`, in order, with modules of the first weights; `feed(x)`: the inputs for
+    rows x. `scores`: whether `out` are scores of classes, (n, classes); else they are features, (n, ...), of a head
+    that never leaves the client. `rounds`: in order, at least one. `others`: the rounds of every other client with the
+    same exchanged weights, if `out` are features.
     """
 
     segments: tuple[Segment, ...]
@@ -49,7 +49,7 @@ class ExchangedModel:
     def run(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return `out` for rows x (n, *shape), differentiable in both; `tensors`: `segment/name` -> weight or buffer.
 
-        In evaluation mode. What `tensors` does not name is as it was before the first round.
+        In evaluation mode. Weights missing in `tensors` are those before the first round.
         """
         made = dict(self.feed(x))
         for segment in self.segments:
@@ -61,13 +61,13 @@ class ExchangedModel:
         return made[self.out]
 
     def last_layer(self) -> list[str]:
-        """Return the names of the weights of the last layer that has any."""
+        """Return the names of the weights of the last layer with weights."""
         names = [f"{s.name}/{name}" for s in self.segments for name in weights(s.module)]
         layer = names[-1].rpartition(".")[0]
         return [name for name in names if name.rpartition(".")[0] == layer]
 
     def copy(self) -> ExchangedModel:
-        """Return the same with modules and tensors in memory of their own, for somebody who may write into them."""
+        """Return a copy with modules and tensors of its own."""
         modules = copy_modules({s.name: s.module for s in self.segments})
         segments = tuple(replace(s, module=modules[s.name].eval(), original=None) for s in self.segments)
         others = tuple(_copy_rounds(rounds) for rounds in self.others)
@@ -76,10 +76,10 @@ class ExchangedModel:
 
 @dataclass(frozen=True)
 class PublicScores:
-    """The newest probabilities that a client, and all others on average, gave public rows.
+    """The newest class probabilities of public rows by a client, and by all others on average.
 
-    `x`: (m, *shape) rows that the client has scored, `own`: (m, classes) how; `others_x` (k, *shape), `others`
-    (k, classes): rows that some other client has scored, and the mean of how.
+    `x`: (m, *shape) rows scored by the client, `own`: (m, classes) its scores; `others_x` (k, *shape), `others` (k,
+    classes): rows scored by any other client, and their mean scores.
     """
 
     x: Tensor
@@ -88,7 +88,7 @@ class PublicScores:
     others: Tensor
 
     def copy(self) -> PublicScores:
-        """Return the same in memory of its own."""
+        """Return a copy with tensors of its own."""
         return PublicScores(*(t.clone() for t in (self.x, self.own, self.others_x, self.others)))
 
 
@@ -101,7 +101,7 @@ def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def move_along(before: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights `before`, those with a `gradient` moved against it by `GRADIENT_STEP` of their length."""
+    """Return the weights `before`, those with a `gradient` moved against it by `GRADIENT_STEP` of their norm."""
     lengths = [
         torch.stack([t.double().square().sum() for t in part]).sum().sqrt()
         for part in ([before[n] for n in gradient], list(gradient.values()))
@@ -111,7 +111,7 @@ def move_along(before: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> 
 
 
 def midpoint(one: ExchangedRound) -> dict[str, Tensor]:
-    """Return the weights half way between those that were sent and those that came back; whole numbers as these."""
+    """Return the means of the weights sent and returned; whole numbers are those returned."""
     return {
         name: torch.lerp(one.before[name], after, 0.5) if name in one.before and after.is_floating_point() else after
         for name, after in one.after.items()

@@ -1,15 +1,15 @@
-"""Prototype inversion: rows whose embedding is the mean that a client sent for a class, found near auxiliary rows.
+"""Prototype inversion: optimizes rows near auxiliary ones until their embedding is the class mean that a client sent.
 
 Paper: after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (rMLE: search an
-input whose release fits), turned on class means; Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype
-learning across heterogeneous clients", AAAI 2022, holds such means for irreversible without the model.
+input whose release fits), applied to class means; Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated
+prototype learning across heterogeneous clients", AAAI 2022, considers such means irreversible without the model.
 
 The adversary is the aggregation server of a run that was recorded, with auxiliary rows, no labels, and the weights of
-the client's extractor: it has them where weights are sent as well, or from whoever holds the same ones. For every class
-it starts from the mean of the `neighbours` auxiliary rows whose embeddings lie nearest to what was sent, and descends
-on the squared distance of the embedding, relative to the mean's own length, plus `stay` times the mean squared distance
-from that start. Classes that were not sent get the mean of the auxiliary rows. The constants are ours, chosen on 8x8
-digits.
+the client's extractor: it has them if weights are sent as well, or from another party with the same weights. For every
+class it starts from the mean of the `neighbours` auxiliary rows whose embeddings lie nearest to what was sent, and
+descends on the squared distance of the embedding, relative to the mean's own length, plus `stay` times the mean squared
+distance from that start. Classes that were not sent get the mean of the auxiliary rows. The constants are ours, chosen
+on 8x8 digits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class PrototypeInversion(Attack):
-    """`iterations` of Adam at rate `lr` from the mean of `neighbours` auxiliary rows; `stay` >= 0 keeps near it."""
+    """Optimizes rows by `iterations` of Adam at rate `lr` from the mean of `neighbours` auxiliary rows.
+
+    `stay`: weight, >= 0, of the distance from that start.
+    """
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
     phase: ClassVar[Phase] = Phase.TRAINING
@@ -56,7 +59,7 @@ class PrototypeInversion(Attack):
     stay: float = field(default=0.1, metadata=require_number("prototype_inversion stay", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return for each class a row whose features are the class's prototype, (classes, *shape)."""
+        """Return for each class a row whose features approximate the class's prototype, (classes, *shape)."""
         classes = check_classes("prototype_inversion", knowledge.classes)
         known, embed = unwrap(knowledge.auxiliary), unwrap(knowledge.extractor)
         with torch.no_grad():

@@ -1,14 +1,14 @@
-"""Prototype membership: rows that a class mean was made of lie nearer to it than others of their class.
+"""Prototype membership: scores a row by its distance from the class mean, which is smaller for members.
 
 Paper: after Yeom, Giacomelli, Fredrikson, Jha, "Privacy risk in machine learning: analyzing the connection to
-overfitting", CSF 2018 (adversary 2: a member is what the model fits better), with the distance to the class mean that a
-client sent in place of the loss.
+overfitting", CSF 2018 (adversary 2: a member is what the model fits better), with the distance to the client's class
+mean instead of the loss.
 
 The adversary is the aggregation server of a run that was recorded, with candidate rows, their labels, and the weights
 of the client's extractor (as `prototype_inversion`). The score of a row is minus the squared distance of its embedding
-from the mean sent for its class. It tells members apart because the extractor was trained on them, the more so where
-the method pulls their embeddings to the mean (FedProto), and because each is a part of the mean. The candidates are of
-classes that the client holds: which these are is another attack's news (`class_shares`).
+from the mean sent for its class. Members are nearer because the extractor was trained on them, the more so if the
+method pulls their embeddings to the mean (FedProto), and because each is a part of the mean. The candidates are of
+classes that the client holds; `class_shares` predicts which these are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class PrototypeMembership(Attack):
-    """Has no parameters."""
+    """Scores members by their distance from a class mean; has no parameters."""
 
     target = Target.MEMBERS
     phase = Phase.TRAINING

@@ -1,17 +1,15 @@
-"""Update shares: how much of each class a client holds, from how its training moved the weights that it exchanges.
+"""Update shares: estimates the share of each class among a client's rows from its change of the exchanged weights.
 
 Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022 (LLG*: the last
-layer's gradient is a sum over rows, of which those of one class are alike, and auxiliary rows say what they are like).
+layer's gradient is a sum over rows, similar within a class and estimated from auxiliary rows).
 
-The adversary is the aggregation server of a run that was recorded, with auxiliary rows and their labels. Of a model
-with scores it reads the change of the last layer in a round, which is near minus a rate times the sum, over the
-client's rows, of their gradients; the mean gradient of the auxiliary rows of a class, half way between the weights that
-went down and those that came back, stands for those of the client's. So the change is resolved into these, one a class,
-with coefficients of at least zero by least squares: they are the shares, but for a factor.
-
-Of features (an adapter, a base) the loss is not known. There it reads how far the auxiliary rows of each class are
-moved by the client's training, relative to all classes, and by how much that exceeds what the other clients do to them
-(ours; no paper). All rounds count alike.
+The adversary is the aggregation server of a run that was recorded, with auxiliary rows and their labels. For a model
+with scores, the change of the last layer in a round is near minus a rate times the sum of the gradients of the client's
+rows. Those of a class are approximated by the mean gradient of auxiliary rows of the class, half way between the
+weights sent and returned. Non-negative least squares fits the change by these mean gradients; the coefficients are the
+shares up to a factor. For features (an adapter, a base) the loss is not known. There the shares are estimated by how
+far the client's training moves the features of auxiliary rows of each class, relative to all classes, in excess of the
+other clients (ours; no paper). All rounds have the same weight.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
 MOST = 64
-"""Auxiliary rows of a class whose gradients are averaged."""
+"""Maximum number of auxiliary rows of a class whose gradients are averaged."""
 
 
 @dataclass(frozen=True)
 class UpdateShares(Attack):
-    """Has no parameters."""
+    """Estimates class shares from weight updates; has no parameters."""
 
     target = Target.SHARES
     phase = Phase.TRAINING
@@ -43,7 +41,7 @@ class UpdateShares(Attack):
     adapts_to = frozenset[DefenseEffect]()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return shares that add up to one: (classes,)."""
+        """Return shares of sum 1: (classes,)."""
         classes = check_classes("update_shares", knowledge.classes)
         exchanged = unwrap(knowledge.exchanged)
         x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels).view(-1).long()
@@ -57,14 +55,14 @@ class UpdateShares(Attack):
 
 
 def _shares(found: Tensor) -> Tensor:
-    """Return numbers of at least zero, (classes,), as shares; even ones where all are zero."""
+    """Return non-negative numbers, (classes,), normalised to sum 1; equal shares if all are zero."""
     return found / found.sum() if float(found.sum()) > 0 else torch.full_like(found, 1 / len(found))
 
 
 def _excess(exchanged: ExchangedModel, x: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return by how much the client moves each class's features more than the others do, as shares: (classes,)."""
+    """Return the excess of the client's movement of each class's features over the others', as shares: (classes,)."""
     if not exchanged.others:
-        raise InvalidInput("update_shares holds a client's features against other clients', and none were recorded")
+        raise InvalidInput("update_shares compares a client's features with other clients', and none were recorded")
     own, *others = (_movements(exchanged, rounds, x, y, classes) for rounds in (exchanged.rounds, *exchanged.others))
     return _shares((own - torch.stack(others).mean(0)).clamp_min(0))
 
@@ -73,7 +71,7 @@ def _excess(exchanged: ExchangedModel, x: Tensor, y: Tensor, classes: int) -> Te
 def _movements(
     exchanged: ExchangedModel, rounds: Sequence[ExchangedRound], x: Tensor, y: Tensor, classes: int
 ) -> Tensor:
-    """Return how far a client's rounds move the features of each class on average, relative to all: (classes,)."""
+    """Return the mean movement of the features of each class by a client's rounds, relative to all: (classes,)."""
     total = torch.zeros(classes, dtype=torch.float64)
     present = y.unique().tolist()
     for one in rounds:
@@ -84,9 +82,9 @@ def _movements(
 
 
 def resolve(change: Tensor, slopes: Tensor) -> Tensor:
-    """Return the coefficients of at least zero, (classes,), with which `slopes` (classes, d) best make `change` (d,).
+    """Return non-negative coefficients (classes,) of the least squares fit of `change` (d,) by `slopes` (classes, d).
 
-    Both in float64, in units of the change's length.
+    Both in float64, in units of the norm of the change.
     """
     from scipy.optimize import nnls
 
@@ -103,7 +101,7 @@ def resolve(change: Tensor, slopes: Tensor) -> Tensor:
 def _slopes(
     exchanged: ExchangedModel, one: ExchangedRound, x: Tensor, y: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the change of the weights that are read, (d,), and the mean gradient of each class there, (classes, d)."""
+    """Return the change of the last layer's weights, (d,), and their mean gradient for each class, (classes, d)."""
     middle = midpoint(one)
     names = [name for name in exchanged.last_layer() if name in one.before]
     change = torch.cat([(one.before[n].double() - one.after[n].double()).flatten() for n in names])

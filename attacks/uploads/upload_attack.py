@@ -1,4 +1,4 @@
-"""Shared by the attacks on what clients of a federated method send: the newest of it, and what is named by class."""
+"""Shared by attacks on uploads of a federated method: the newest messages, and tensors named by class."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from splitfed.core.messages import Message, View
 
 
 def newest(view: View, kinds: Sequence[str]) -> dict[str, Message]:
-    """Return the newest message that came in, of each of `kinds` that is there."""
+    """Return the newest received message of each of `kinds`, as far as there is one."""
     return {m.kind: m for m in view.messages if m.receiver == view.party and m.kind in kinds}
 
 
 def by_class(message: Message) -> dict[int, Tensor]:
-    """Return the tensors that are named by classes, flattened: class -> (numbers,)."""
+    """Return the tensors named by class numbers, flattened: class -> (numbers,)."""
     named = {int(name): t.flatten() for name, t in message.tensors.items() if name.isdecimal()}
     return dict(sorted(named.items()))
 
@@ -26,7 +26,7 @@ def by_class(message: Message) -> dict[int, Tensor]:
 def goals(who: str, view: View, embedded: Releases) -> tuple[str, list[int], Tensor]:
     """Return kind, classes (k,) and class means (k, numbers) of the first kind in `embedded` that a client sent.
 
-    `embedded`: kind -> what it holds means of, for any rows. Raises `InvalidInput` where nothing named by class came.
+    `embedded`: kind -> features of any rows, which give the kinds. Raises `InvalidInput` if no class mean was sent.
     """
     for kind, message in newest(view, list(embedded)).items():
         named = by_class(message)

@@ -1,14 +1,14 @@
-"""Upload inversion: a row for each class, by descent on the model that a client's uploads show.
+"""Upload inversion: optimizes a row for each class under the model that a client's uploads reveal.
 
 Paper: after Fredrikson, Jha, Ristenpart, "Model inversion attacks that exploit confidence information and basic
-countermeasures", CCS 2015, with the start and the pull of He, Zhang, Lee, "Model inversion attacks against
-collaborative inference", ACSAC 2019, towards rows of the kind in place of their denoising.
+countermeasures", CCS 2015, with a prior towards auxiliary rows, after He, Zhang, Lee, "Model inversion attacks against
+collaborative inference", ACSAC 2019, instead of their denoising.
 
 The adversary is the aggregation server of a run that was recorded, with auxiliary rows, no labels needed. Its model is
-what the client sent back, or a student of the scores that it gave public rows (see `uploaded_models`). For every class
-it starts from the mean of the `neighbours` auxiliary rows that this model gives the class most, and descends on minus
-the log probability of the class plus `stay` times the mean squared distance from that start. Where only features are
-exchanged there is no class to descend on: gradient inversion (`dlg`) reads these. The constants are ours.
+the one that the client returned, or a student of its scores of public rows (see `uploaded_models`). For every class it
+starts from the mean of the `neighbours` auxiliary rows with the greatest probability of the class under this model, and
+minimises minus the log probability of the class plus `stay` times the mean squared distance from that start. If only
+features are exchanged, there are no class scores: use gradient inversion (`dlg`). The constants are ours.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class UploadInversion(Attack):
-    """Rows of a client's classes, by descent on the model that came back.
+    """Optimizes rows of a client's classes by `iterations` of Adam at rate `rate` from the mean of `neighbours` rows.
 
-    `iterations` of Adam at rate `rate` from the mean of `neighbours` rows; `stay` keeps near it.
-
-    `epochs`, `lr`, `batch_size`: of students.
+    `stay`: weight of the distance from that start. `epochs`, `lr`, `batch_size`: of students.
     """
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
@@ -53,16 +51,16 @@ class UploadInversion(Attack):
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """What shows a model, whichever the run has."""
+        """Uploads that reveal a model, whichever the run has."""
         return SHOWN - {Needs.AUXILIARY_LABELS}
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (classes, *shape)."""
+        """Return one row for each class: (classes, *shape)."""
         classes = check_classes("upload_inversion", knowledge.classes)
         if knowledge.exchanged is not None and not knowledge.exchanged.scores:
             raise InvalidInput(
-                f"upload_inversion descends on scores of classes; what is exchanged ends in the features "
-                f"{knowledge.exchanged.out!r}: take Dlg"
+                f"upload_inversion needs scores of classes; the exchanged model ends in the features "
+                f"{knowledge.exchanged.out!r}: use Dlg"
             )
         settings = StudentSettings(self.epochs, self.lr, self.batch_size)
         model = uploaded_models("upload_inversion", knowledge, settings, generator, progress, 1)[-1].after

@@ -16,9 +16,9 @@ likelihoods are: given the weights that were sent and the client's rows, what ca
 batches alone.
 
 A row counts as one that every round trains on. Where a round takes some of a client's rows and these are fewer than
-half of the candidates, a copy has that half, and so many more steps. The server must know nothing but the weights that
-went down and came back, and the protocol. Where clients send scores of public rows in their place no copy can begin
-where the client did, and the attack is refused: `upload_membership` reads these.
+half of the candidates, a copy has that half, and so many more steps. The server needs to know only the exchanged
+weights and the protocol. If clients send scores of public rows instead, no copy can start from the client's weights,
+and the attack is refused: use `upload_membership`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 
 LEAST_SPARE = 4
-"""Auxiliary rows from which on halves of them differ."""
+"""Minimum number of auxiliary rows, at which random halves differ."""
 
 
 @dataclass(frozen=True)
 class UploadLira(Attack):
-    """Members by the likelihood ratio of an uploaded model's score under clients trained with and without the row.
+    """Predicts membership by the likelihood ratio of a row's confidence over imitated clients with and without the row.
 
-    `copies` of the client for each of the newest `rounds`, or for all that were recorded where these are fewer.
-
-    `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
-    better with fewer than 64 copies; else each has its own.
+    `copies`: imitated clients for each of the newest `rounds`, or of all recorded rounds if these are fewer. `online`:
+    whether the copies train on candidates too. `pooled`: whether all candidates share one variance, which is better
+    with fewer than 64 copies.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -69,7 +68,7 @@ class UploadLira(Attack):
     pooled: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an odd number of copies too."""
+        """Also raise `InvalidInput` for an odd number of copies."""
         super().__post_init__()
         if self.copies % 2:
             raise InvalidInput(
@@ -78,7 +77,7 @@ class UploadLira(Attack):
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """More rows for the copies, and for a head where features are exchanged."""
+        """Auxiliary rows for the copies, and for a head if features are exchanged."""
         return frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -111,7 +110,10 @@ class UploadLira(Attack):
         return score
 
     def _spare_rows(self, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-        """Return the auxiliary rows of the candidates' classes, and their labels; refuse to be offline without any."""
+        """Return the auxiliary rows of the candidates' classes, and their labels.
+
+        Raises `InvalidInput` offline without any.
+        """
         x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         rows, labels = knowledge.auxiliary, knowledge.auxiliary_labels
         if rows is None or labels is None:
@@ -125,10 +127,10 @@ class UploadLira(Attack):
         return rows[alike], labels[alike]
 
     def _rows_of_copy(self, held: Tensor, spare: int, rows: int | None, generator: torch.Generator) -> Tensor:
-        """Return the numbers of a copy's rows among the candidates and, behind them, so many `spare` ones: (k,) int64.
+        """Return a copy's row positions among the candidates and, after these, `spare` auxiliary rows: (k,) int64.
 
-        `rows`: how many the client has. Half of all that may be taken where that is not known, and never more offline,
-        where copies would else be too much alike.
+        `rows`: number of the client's rows. If it is unknown, and offline, at most half of the available rows are
+        drawn, as copies would otherwise be too similar.
         """
         own, half = held.nonzero().flatten(), (spare + (len(held) if self.online else 0)) // 2
         wanted = half if rows is None else rows if self.online else min(rows, half)
@@ -147,7 +149,7 @@ class UploadLira(Attack):
 
 
 def complementary_halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
-    """Return (copies, rows) bool: a random half of the rows in every other copy, all others in the one behind it."""
+    """Return a (copies, rows) bool matrix: random halves of the rows, each followed by its complement."""
     held = torch.zeros(copies, rows, dtype=torch.bool)
     for copy in range(0, copies, 2):
         held[copy, torch.randperm(rows, generator=generator)[: rows // 2]] = True

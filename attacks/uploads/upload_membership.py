@@ -1,4 +1,4 @@
-"""Upload membership: rows that a client's upload made more likely, against what the server had before it.
+"""Upload membership: scores a row by how much a client's upload raised the confidence in it.
 
 Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
 attacks", ICLR 2022 (a row's score minus that of a model which has not seen it); Nasr, Shokri, Houmansadr,
@@ -10,9 +10,9 @@ The adversary is the aggregation server of a run that was recorded, with candida
 changes of them or gradients are exchanged (a meme, a mentee, an adapter, an average), the score of a row is the log
 odds of its label by what the client sent back, minus those by what it was sent, the mean over `rounds` of them. Where
 clients score public rows, the two models are a student of the client's scores and one of all others'. These share no
-weights, so of the second one's log odds only as much is taken off as they tell of the first's: times the slope of the
-least-squares line over the candidates, from 0 to 1 (ours; Watson et al. take 1). Features end in a head of the
-adversary's own (see `uploaded_models`). With `calibrated=False` the first of the two counts alone.
+weights, so the second one's log odds are subtracted with a factor, the slope of the least-squares line of the first's
+over the candidates, from 0 to 1 (ours; Watson et al. take 1). Features end in a head of the adversary's own (see
+`uploaded_models`). With `calibrated=False` only the first is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class UploadMembership(Attack):
-    """Members by how much better the client's upload fits a row than what the server had.
+    """Predicts membership by how much better the client's upload fits a row than the server's model before it.
 
-    `rounds`: how many of the newest count (None: all that were recorded). `epochs`, `lr`, `batch_size`: students.
+    `rounds`: number of newest rounds that count (None: all recorded ones). `epochs`, `lr`, `batch_size`: of students.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -52,7 +52,7 @@ class UploadMembership(Attack):
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """What shows a model, whichever the run has."""
+        """Uploads that reveal a model, whichever the run has."""
         return SHOWN
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -75,7 +75,10 @@ class UploadMembership(Attack):
 
 
 def slope(values: Tensor, on: Tensor) -> Tensor:
-    """Return the slope of the least-squares line of `values` (n,) over `on` (n,), in [0, 1]; 0 over a constant."""
+    """Return the slope of the least-squares line of `values` (n,) over `on` (n,), clamped to [0, 1].
+
+    0 for constant `on`.
+    """
     away = on - on.mean()
     found = torch.dot(values - values.mean(), away) / away.square().sum().clamp_min(torch.finfo(on.dtype).tiny)
     return found.clamp(0, 1)

@@ -1,9 +1,9 @@
-"""Shared by the attacks on uploads that show a model: pairs of models, one that knows the client's rows and one not.
+"""Shared by attacks on uploads that reveal a model: pairs of models, one trained on the client's rows and one not.
 
-Of a model that goes down and comes back the pair is the same model after and before the client's own training. Of
-scores on public rows it is a student of the client's scores and a student of everybody else's, of the client's own
-architecture. Where what is exchanged ends in features, the adversary puts a head of its own behind both, a logistic
-regression on all rows whose labels it knows, auxiliary ones and candidates.
+For exchanged weights the pair is the same model after and before the client's own training. For scores of public rows
+it is a student of the client's scores and a student of all others' scores, of the client's architecture. If the
+exchanged model ends in features, the adversary adds a head of its own to both, a logistic regression on all rows whose
+labels it knows, auxiliary ones and candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from splitfed.attacks.uploads.exchanged_model import ExchangedModel
 from splitfed.core.errors import InvalidInput
 
 KINDS = ("weights", "update", "weight gradient", "soft labels")
-"""The kinds of messages that show a model; soft labels do where they are of public rows."""
+"""Kinds of messages that reveal a model; soft labels do if they are of public rows."""
 
 SHOWN = frozenset(
     {
@@ -35,20 +35,20 @@ SHOWN = frozenset(
         Needs.AUXILIARY_LABELS,
     }
 )
-"""What an attack on a model uses where it is granted."""
+"""Optional needs of an attack on an uploaded model."""
 
 LEAST_PUBLIC = 2
-"""Public rows from which on a student learns, whose batch norm takes no single one."""
+"""Minimum number of public rows for a student, as batch norm cannot train on a single row."""
 
 Predict = Callable[[Tensor], Tensor]
-"""From rows (n, *shape) to log probabilities (n, classes) in float64, differentiable in the rows."""
+"""Maps rows (n, *shape) to log probabilities (n, classes) in float64, differentiable in the rows."""
 
 HEAD_RIDGE = 1e-3
-"""Times half the squared weights of a head of the adversary's own, on standardised features."""
+"""Factor of half the squared weights of the adversary's own head, on standardised features."""
 
 
 class ModelPair(NamedTuple):
-    """`after` has learnt from the client's rows, `before` has not, or not in this round."""
+    """Two models: `after` was trained on the client's rows, `before` was not, or not in this round."""
 
     before: Predict
     after: Predict
@@ -56,7 +56,7 @@ class ModelPair(NamedTuple):
 
 @dataclass(frozen=True)
 class StudentSettings:
-    """How a student of scores is trained: `epochs` over the public rows in batches of `batch_size`, Adam at `lr`."""
+    """Training of a student of scores: `epochs` over the public rows in batches of `batch_size`, Adam at `lr`."""
 
     epochs: int
     lr: float
@@ -71,10 +71,10 @@ def uploaded_models(
     progress: Progress,
     newest: int | None = None,
 ) -> list[ModelPair]:
-    """Return the pairs that the uploads show: one for each of the `newest` rounds (None: all), or one of students.
+    """Return the pairs that the uploads reveal: one for each of the `newest` rounds (None: all), or one of students.
 
-    Raises `InvalidInput` where what is exchanged cannot be run from raw rows, or ends in features without auxiliary
-    rows to fit a head on.
+    Raises `InvalidInput` if the exchanged model cannot be run from raw rows, or ends in features and there are no
+    auxiliary rows to fit a head on.
     """
     if (exchanged := knowledge.exchanged) is not None:
         rounds = exchanged.rounds if newest is None else exchanged.rounds[-newest:]
@@ -93,13 +93,13 @@ def uploaded_models(
             progress(number, 2)
         return [ModelPair(*students)]
     raise InvalidInput(
-        f"{who} finds no model in what the client sent: neither can what is exchanged be computed from raw rows, nor "
-        "were scores of public rows recorded"
+        f"{who} needs a model in the client's uploads: the exchanged segments cannot be run from raw rows, and no "
+        "scores of public rows were recorded"
     )
 
 
 class ModelReader:
-    """Turns weights of what is exchanged into a function from rows to log probabilities."""
+    """Turns exchanged weights into a function from rows to log probabilities."""
 
     def __init__(self, who: str, exchanged: ExchangedModel, knowledge: Knowledge) -> None:
         self._exchanged, self._classes = exchanged, unwrap(knowledge.classes)
@@ -117,7 +117,7 @@ class ModelReader:
         self._known = [torch.cat(part) for part in zip(*known, strict=True)] if known else []
 
     def read(self, tensors: Mapping[str, Tensor]) -> Predict:
-        """Return what the model with these weights says of rows; behind its features stands a fitted head."""
+        """Return the model with these weights, as a function from rows; behind features it has a fitted head."""
         run = partial(self._exchanged.run, tensors=tensors)
         if self._exchanged.scores:
             return lambda x: log_probabilities(run(x))
@@ -131,7 +131,7 @@ class ModelReader:
 def fit_head(features: Tensor, labels: Tensor, classes: int) -> Predict:
     """Return a logistic regression from features (n, m) to log probabilities (n, classes), fitted to `labels` (n,).
 
-    Features are standardised; L-BFGS in float64 from zero, so that the same rows give the same head.
+    Features are standardised; L-BFGS in float64 starts from zero, so the result is deterministic.
     """
     z = features.detach().double()
     mean, deviation = z.mean(0), z.std(0, correction=0).clamp_min(1e-6)
@@ -155,7 +155,7 @@ def fit_head(features: Tensor, labels: Tensor, classes: int) -> Predict:
 def _student(
     knowledge: Knowledge, x: Tensor, told: Tensor, settings: StudentSettings, generator: torch.Generator
 ) -> Predict:
-    """Return a fresh model that has learnt to give rows x (m, *shape) the probabilities `told` (m, classes)."""
+    """Return a fresh model trained to give rows x (m, *shape) the probabilities `told` (m, classes)."""
     model = unwrap(knowledge.fresh_model)(int(torch.randint(2**62, (), generator=generator)))
     wanted = told.to(x.device)
 

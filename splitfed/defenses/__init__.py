@@ -1,4 +1,4 @@
-"""Defenses: what protects a release, a gradient or a loss; one a file, imported on first use."""
+"""Defenses of releases, gradients, labels and weights; one a file, imported on first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,17 +1,17 @@
-"""Adversarial training with a bottleneck (ResSFL): a decoder learns to invert the release, the client to defeat it.
+"""Adversarial training with a bottleneck (ResSFL): the client is trained against a decoder that inverts its releases.
 
 Paper: Li, Rakin, Chen, He, Fan, Chakrabarti, "ResSFL: a resistance transfer framework for defending model inversion
 attack in split federated learning", CVPR 2022.
 
-At every step the decoder D learns min MSE(D(z), x), and the segments before the cut
-min CE + weight max(SSIM(D(z), x) - threshold, 0), with the mean SSIM of the batch. Before the cut stands a convolution
-3x3 to `bottleneck` channels with a ReLU (8 at stride 1 is their C8S1), behind it one back to as many channels as there
-were, with a ReLU: part of the sender's and of the receivers' segments. `bottleneck=0` puts none.
+At every step the decoder D learns min MSE(D(z), x), and the segments before the cut min CE + weight max(SSIM(D(z), x) -
+threshold, 0), with the mean SSIM of the batch. A 3x3 convolution to `bottleneck` channels with a ReLU (8 at stride 1 is
+their C8S1) is added before the cut, to the sender's segment, and one back to the original channels, with a ReLU, behind
+it, to the receivers' segments. `bottleneck=0` adds none.
 
-Deviations: the decoder is a small one of ours, and learns from the same pass as the segments, before they step. Their
-framework trains the resistant segments once, at an expert, and hands them to clients as a start; here every client
-trains against a decoder of its own. SSIM needs the width of the range of the pixels, `data_range`. Where a defense
-guards several edges the penalties are averaged. No formal guarantee.
+Deviations: the decoder is a small one of ours, and learns from the same pass as the segments, before their step. Their
+framework trains the resistant segments once, at an expert, which the clients start from; here every client trains
+against a decoder of its own. SSIM needs the width of the pixels' value range, `data_range`. If the defense guards
+several edges, the penalties are averaged. No formal guarantee.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from splitfed.stats.structural_similarity import similarity_map
 
 @dataclass(frozen=True)
 class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
-    """A penalty on the structural similarity that a decoder, trained against the client, reaches above a threshold.
+    """Penalises the structural similarity of a decoder's reconstructions above a threshold.
 
     `weight` >= 0 of the penalty; `threshold` in [-1, 1]; `bottleneck`: channels of the layer added to the client, 0 for
-    none. `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.
+    none. `data_range`: width of the pixels' value range, > 0. `width` and `lr`: of the decoder.
     """
 
     weight: float = field(
@@ -51,7 +51,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
     lr: float = field(default=1e-3, metadata=require_number("adversarial lr", low=0.0, open_low=True))
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""
+        """Raise `InvalidInput` for a sender without image inputs, and a bottleneck on a release that is no image."""
         edges = self.edges(topology)
         check_raw("adversarial", topology, edges, facts)
         for name in edges:
@@ -70,7 +70,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
                 )
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology` with both halves of the bottleneck around every value that is guarded."""
+        """Return `topology` with both halves of the bottleneck around every guarded value."""
         self.check(topology, facts)
         if not self.bottleneck:
             return topology
@@ -92,16 +92,16 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         return replace(narrowed, segments=segments)
 
     def start(self, place: DefenseSite) -> Adversary | None:
-        """Return the decoder; none at the other end of the edge, where there is no raw input."""
+        """Return the decoder; None at the other end of the edge, where there is no raw input."""
         return Adversary(place, self.width, self.lr) if place.inputs else None
 
     def learn(self, state: Any) -> None:
-        """Let the decoder take its step."""
+        """Take one step of the decoder."""
         if state is not None:
             state.step()
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return `weight` times the decoder's mean SSIM above the threshold."""
+        """Return `weight` times the excess of the decoder's mean SSIM over the threshold, a scalar >= 0."""
         adversary: Adversary = context.state
         adversary.accumulate_gradient(z, context)
         similarity = similarity_map(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range).mean()
@@ -109,13 +109,13 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
 
 
 class Narrow(Layer):
-    """The half of the bottleneck before the cut: (batch, channels, h, w) to (batch, `left`, h, w)."""
+    """The bottleneck before the cut: maps (batch, channels, h, w) to (batch, `left`, h, w)."""
 
     def __init__(self, value: str, channels: int, left: int) -> None:
         super().__init__(value)
         self.net = nn.Sequential(nn.Conv2d(channels, left, 3, padding=1), nn.ReLU())
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return what leaves."""
+        """Return the bottleneck's output: (batch, left, h, w)."""
         found: Tensor = self.net(z)
         return found

@@ -1,7 +1,7 @@
-"""The adversary that a defense trains against: a decoder from what leaves to the raw input, kept at the sender.
+"""The adversary in a defense's training: a decoder from releases to raw inputs, kept at the sender.
 
-A training aid: it acts on no release, so it is neither averaged nor handed over, only stored. Images are decoded by
-convolutions where one image leaves and one image is wanted; everything else by a multilayer perceptron.
+It is a training aid that does not change a release, so it is neither averaged nor sent, only saved. A single released
+image is decoded to a single image by convolutions; all else by a multilayer perceptron.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def check_raw(name: str, topology: Topology, edges: Sequence[str], facts: TopologyFacts) -> None:
-    """Refuse edges whose sender owns no raw input, of real numbers, that a decoder could be trained to find."""
+    """Raise `InvalidInput` for edges whose sender has no raw input of real numbers to train a decoder on."""
     owners = set(topology.inputs.values())
     for edge in edges:
         role = topology.role_of(topology.edge(edge).source)
@@ -36,14 +36,14 @@ def check_raw(name: str, topology: Topology, edges: Sequence[str], facts: Topolo
             if owner == role and not facts.dtypes[value].is_floating_point:
                 raise InvalidInput(
                     f"{name} trains a decoder of real numbers, and input {value!r} of {role!r} has whole ones, such as "
-                    "token ids: take distance_correlation"
+                    "token ids: use distance_correlation"
                 )
 
 
 class Adversary:
-    """A decoder of `width` with Adam at rate `lr`, for one place; it learns by its mean squared error.
+    """A decoder of `width`, trained by Adam at rate `lr` on its mean squared error, for one edge.
 
-    Several values that leave together are decoded side by side, as `concatenate_values` puts them.
+    Several released values are concatenated by `concatenate_values`.
     """
 
     def __init__(self, place: DefenseSite, width: int, lr: float) -> None:
@@ -56,7 +56,7 @@ class Adversary:
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=lr)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Return the raw inputs it finds in `z`; the gradient reaches `z`, never the decoder."""
+        """Return the reconstruction of the raw inputs from `z`; its gradient flows to `z`, not to the decoder."""
         fixed = {name: p.detach() for name, p in self.net.named_parameters()}
         found: Tensor = functional_call(self.net, fixed, (z,))
         return found
@@ -66,7 +66,7 @@ class Adversary:
         return functional.mse_loss(self.decode(z), concatenate_inputs(context.inputs))
 
     def accumulate_gradient(self, z: Tensor, context: Context) -> None:
-        """Gather the gradient of its own error on `z` for the next `step`; in training only."""
+        """Accumulate the gradient of the decoder's error on `z` for the next `step`; in training only."""
         if context.stamp.phase != "train":
             return
         with torch.enable_grad():
@@ -76,7 +76,7 @@ class Adversary:
             p.grad = g if p.grad is None else p.grad + g
 
     def step(self) -> None:
-        """Take a step with what was gathered since the last one, if anything was."""
+        """Take a step with the accumulated gradient, if there is one."""
         if any(p.grad is not None for p in self.net.parameters()):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -87,13 +87,13 @@ class Adversary:
         return {"net": weights, "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore weights and optimizer from `state`."""
         self.net.load_state_dict(state["net"])
         self._optimizer.load_state_dict(state["optimizer"])
 
 
 def concatenate_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return a party's raw inputs as one tensor: (batch, ...)."""
+    """Return all raw inputs of a party as one tensor: (batch, ...)."""
     return concatenate_values(list(inputs.values()))
 
 

@@ -1,4 +1,4 @@
-"""The noise of `max_norm`, which `marvell` falls back to."""
+"""Noise along the gradient, as in `max_norm`, which `marvell` also uses for batches of one class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splitfed.core.rows import flat_rows
 def add_aligned_noise(g: Tensor, generator: torch.Generator) -> Tensor:
     """Return g_i (1 + sigma_i N), sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), for each row of `g`: (batch, ...).
 
-    Rows of zeros stay as they are.
+    N is one standard normal number a row. Rows of zeros are unchanged.
     """
     # In double precision: squares of small gradients would vanish in single.
     squares = flat_rows(g.detach().double()).square().sum(1)

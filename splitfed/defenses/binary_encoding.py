@@ -1,4 +1,4 @@
-"""Numbers as bits and back into a network: what `latent` puts into the segments on both sides of a cut."""
+"""Binary encoding of releases and its decoding, the layers that `latent` adds on both sides of a cut."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def to_bits(values: Tensor, whole: int, fraction: int) -> Tensor:
     """Return `values` (batch, r) as 0 and 1: (batch, r l), l = 1 + `whole` + `fraction`, the sign first (1: negative).
 
     Magnitudes are rounded down to steps of 2^-`fraction` and capped at the largest number that fits. The gradient is
-    that of smooth waves which cross one half where a bit flips, so that whoever differentiates through the cut, an
-    adversary above all, is not stopped by the steps.
+    that of smooth waves which cross one half where a bit flips, so that adversaries can differentiate through the
+    steps.
     """
     scaled = (values.abs() * 2.0**fraction).clamp(max=2.0 ** (whole + fraction) - 1)
     steps = scaled.detach().floor()
@@ -30,7 +30,7 @@ def to_bits(values: Tensor, whole: int, fraction: int) -> Tensor:
 
 
 class ToBits(nn.Module):
-    """Turns numbers (batch, ...) into bits: (batch, r l)."""
+    """Layer that turns numbers (batch, ...) into bits: (batch, r l)."""
 
     def __init__(self, whole: int, fraction: int) -> None:
         super().__init__()
@@ -42,6 +42,6 @@ class ToBits(nn.Module):
 
 
 def bit_reader(shape: tuple[int, ...], length: int) -> nn.Sequential:
-    """Return a dense layer that makes rows of `shape` of their bits, `length` a number."""
+    """Return a dense layer from bits, `length` for each number, to rows of `shape`."""
     size = prod(shape)
     return nn.Sequential(nn.Linear(size * length, size), nn.Unflatten(1, shape) if shape else nn.Flatten(0))

@@ -1,8 +1,8 @@
-"""How many bytes whole numbers of any few bits take, without gaps."""
+"""Size of whole numbers of a few bits each, packed without gaps."""
 
 from __future__ import annotations
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Return the bytes that `count` numbers of `bits` bits take, the last byte filled up."""
+    """Return the bytes of `count` numbers of `bits` bits each, rounded up to a whole byte."""
     return -(-count * bits // 8)

@@ -1,22 +1,23 @@
-"""Channel pruning (DISCO): a pruner looks at each release and hides the channels that give its input away.
+"""Channel pruning (DISCO): a learned pruner hides the channels of a release that reveal its input.
 
 Paper: Singh, Chopra, Garza, Zhang, Vepakomma, Sharma, Raskar, "DISCO: dynamic and invariant sensitive channel
 obfuscation for deep neural networks", CVPR 2021.
 
 For each row the pruner gives every channel a score s and multiplies it by sigmoid((s - t) / T), T = 1/30, where t is
-the score at rank floor(ratio C) from below, so that about ratio C channels go to zero. Three learn at every step:
+the score at rank floor(ratio C) from below, so that about ratio C channels go to zero. Three parts are trained in every
+step:
 
-  the adversary, a decoder D of the pruned release    min MSE(D(z'), x), Adam at rate `lr`
-  the pruner                                          min (1 - alpha) CE - alpha MSE(D(z'), x)
-  the segments before it                              min CE
+the adversary, a decoder D of the pruned release min MSE(D(z'), x), Adam at rate `lr` the pruner min (1 - alpha) CE -
+alpha MSE(D(z'), x) the segments before it min CE
 
-So the penalty reaches the pruner alone, and of the task's gradient the pruner takes 1 - alpha, the segments all. The
-pruner is part of the sender's segment and learns with the optimizer of its party; theirs is Adam at 3e-4 throughout.
+So the gradient of the penalty reaches the pruner alone, and the pruner gets 1 - alpha of the task's gradient, the
+segments all of it. The pruner is part of the sender's segment and is trained by its party's optimizer; the authors' is
+Adam at 3e-4 throughout.
 
 Deviations: the pruner is a convolution, a mean over the places and a linear layer, where theirs is the rest of a
 ResNet-18; the adversary is a small decoder of ours; all three learn from one pass, where their client's segments step
-before the adversary's error is taken back. A vector's features are its channels. Where a defense guards several edges
-the penalties are averaged. No formal guarantee.
+before the adversary's error is back-propagated. A vector's features are its channels. If the defense guards several
+edges, the penalties are averaged. No formal guarantee.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ TEMPERATURE = 1 / 30
 
 @dataclass(frozen=True)
 class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
-    """Hide the share `ratio` of the channels, in [0, 1); `alpha` in [0, 1] weighs privacy against the task.
+    """Hides the share `ratio` of the channels, in [0, 1); `alpha` in [0, 1] weighs privacy against the task.
 
-    `hard`: outside training a channel is hidden entirely or not at all. `width` and `lr`: of the adversary.
+    `hard`: whether masks are exactly 0 or 1 outside training. `width` and `lr`: of the adversary.
     """
 
     ratio: float = field(
@@ -57,7 +58,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
     lr: float = field(default=3e-4, metadata=require_number("channel_pruning lr", low=0.0, open_low=True))
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse a sender without raw input, and a release without channels to choose from."""
+        """Raise `InvalidInput` for a sender without raw input, and for a release of fewer than two channels."""
         edges = self.edges(topology)
         check_raw("channel_pruning", topology, edges, facts)
         for value in values_of(topology, edges, facts):
@@ -78,11 +79,11 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
         return append_layers("channel_pruning", topology, self.edges(topology), facts, seed, pruner)
 
     def start(self, place: DefenseSite) -> Adversary | None:
-        """Return the adversary; none at the other end of the edge, where there is no raw input."""
+        """Return the adversary; None at the other end of the edge, where there is no raw input."""
         return Adversary(place, self.width, self.lr) if place.inputs else None
 
     def learn(self, state: Any) -> None:
-        """Let the adversary take its step."""
+        """Take one step of the adversary."""
         if state is not None:
             state.step()
 
@@ -90,7 +91,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
     """The pruner is a layer of the segment."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return -alpha times the adversary's error, whose gradient reaches the pruners alone."""
+        """Return -alpha times the adversary's error, a scalar whose gradient reaches the pruners alone."""
         adversary: Adversary = context.state
         pruners = layers_on(context.module, Pruner, context.edge)
         again = concatenate_values([m.prune(m.kept[0], m.scores(m.kept[0])) for m in pruners])
@@ -99,9 +100,9 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
 
 
 class Pruner(Layer):
-    """Multiplies the channels of (batch, channels, ...) by masks of its own making; see the head of this file.
+    """Multiplies the channels of (batch, channels, ...) by learned masks; see the head of this module.
 
-    `share`: how much of the gradient that comes back through the mask its weights take.
+    `share`: factor of the gradient through the mask for the pruner's weights.
     """
 
     def __init__(self, value: str, shape: tuple[int, ...], ratio: float, share: float, hard: bool = False) -> None:
@@ -114,7 +115,7 @@ class Pruner(Layer):
         self.scores = nn.Sequential(first, nn.ReLU(), pool, nn.Flatten(), nn.Linear(width, channels))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return `z` with the channels that score least hidden."""
+        """Return `z` with the channels of the lowest scores hidden."""
         self.kept = (z.detach(),)
         weights: dict[str, Tensor] = {
             name: _Share.apply(p, self.share)  # type: ignore[no-untyped-call]
@@ -123,7 +124,7 @@ class Pruner(Layer):
         return self.prune(z, functional_call(self.scores, weights, (z,)))
 
     def prune(self, z: Tensor, scores: Tensor) -> Tensor:
-        """Return `z` under the mask that `scores` (batch, channels) make."""
+        """Return `z` times the mask computed from `scores` (batch, channels)."""
         threshold = scores.sort(1).values[:, self.rank : self.rank + 1]
         hard = self.hard and not self.training
         mask = (scores >= threshold).to(z.dtype) if hard else torch.sigmoid((scores - threshold) / TEMPERATURE)
@@ -131,7 +132,7 @@ class Pruner(Layer):
 
 
 class _Share(torch.autograd.Function):
-    """Returns what it is given, and a share of the gradient."""
+    """Identity whose gradient is multiplied by a share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:

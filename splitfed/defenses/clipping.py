@@ -1,4 +1,4 @@
-"""What private releases share: clipping row by row, and keeping what comes before the mechanism from learning."""
+"""Shared by private releases: clipping of rows, noise, and freezing of the segments before the mechanism."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from splitfed.defenses.private_noise import check_precision
 
 
 def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
-    """Return `z` (batch, ...) with every row scaled down to L1 or L2 (`order`) norm `norm`, where it is longer.
+    """Return `z` (batch, ...) with every row scaled down to L1 or L2 (`order`) norm `norm` if it is longer.
 
-    A row whose own norm is 0 stays as it is, and one with a number that is not finite becomes zeros. The norm is taken
-    in float64, so that rounding cannot exceed `norm` by more than the last digit of `z`.
+    A zero row is unchanged; a row with a number that is not finite becomes zeros. The norm is computed in float64, so
+    that rounding cannot exceed `norm` by more than the last digit of `z`.
     """
     z = without_infinite_rows(z)
     lengths: Tensor = torch.linalg.vector_norm(flat_rows(z).double(), ord=order, dim=1)
@@ -38,9 +38,9 @@ def noisy_release(
     multiplier: float,
     random: torch.Generator,
 ) -> Tensor:
-    """Return the float64 rows `clipped` with noise, as numbers of `z`'s type, with the gradient of those without.
+    """Return the float64 rows `clipped` plus noise, in the dtype of `z`, with the gradient of the clipped rows.
 
-    `add_noise`: of `splitfed.defenses.private_noise`, which says what `sensitivity` and `multiplier` are.
+    `add_noise`: from `splitfed.defenses.private_noise`, which defines `sensitivity` and `multiplier`.
     """
     noisy = add_noise(clipped.detach(), sensitivity, multiplier, math.prod(z.shape[1:]), random)
     # The difference is zero: it carries the gradient alone.
@@ -48,22 +48,22 @@ def noisy_release(
 
 
 def check_values(name: str, topology: Topology, facts: TopologyFacts, edges: tuple[str, ...]) -> None:
-    """Refuse the defense `name` on `edges` where a value of half precision crosses, or one that has no rows."""
+    """Raise `InvalidInput` for the defense `name` on `edges` that carry half precision, or a value without rows."""
     for edge in edges:
         for value in facts.data(topology.edge(edge).values):
             check_precision(name, f"{value!r} on {edge}", facts.dtypes[value])
             if value in facts.repeated:
                 raise InvalidInput(
                     f"{name} clips rows, and {value!r} on {edge} has none: it is one tensor of shape "
-                    f"{facts.shapes[value]} for the whole batch, sent once for every row; compute it behind the cut, "
-                    "or of each row by itself"
+                    f"{facts.shapes[value]} for the whole batch, shared by all rows; compute it behind the cut, "
+                    "or for each row separately"
                 )
 
 
 def freeze_segments(topology: Topology, edges: tuple[str, ...]) -> Topology:
-    """Return `topology` with all segments before `edges` frozen: no weight learns, no batch norm reads its batch.
+    """Return `topology` with all segments before `edges` frozen: no weight or batch norm statistic changes.
 
-    Raises `InvalidInput` for a segment that is a batch norm alone, which has nothing around it to stay in training.
+    Raises `InvalidInput` for a segment that consists of one batch norm, which has no enclosing module to wrap.
     """
     guarded = {value for name in edges for value in topology.edge(name).values}
     segments = []

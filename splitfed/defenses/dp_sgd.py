@@ -1,20 +1,20 @@
-"""DP-SGD: every row's gradient is clipped and the sum gets Gaussian noise, at each party that holds weights.
+"""DP-SGD: clips every row's gradient and adds Gaussian noise to their sum, at each party that holds weights.
 
 Paper: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with differential privacy", CCS 2016.
 
-It protects the weights, and whatever is computed from them alone; releases, gradients and labels that cross in training
-are not covered. A row of the gradient at a cut belongs to one example, so each party clips by itself, to its own norm
-C_p, with noise of sigma C_p: P parties that see the same example are together one Gaussian mechanism of multiplier
-sigma / sqrt(P), as a sum of sensitivity sqrt(sum C_p^2) shows once every party's part is divided by its sigma C_p. With
-`clip="joint"` all clip by the norm of the row's whole gradient, which makes the mechanism that of the uncut model, of
-multiplier sigma; for it the squared norms of the rows cross, bare, in every step.
+It protects the weights, and all that is computed from them alone; releases, gradients and labels that cross in training
+are not covered. A row of the gradient at a cut belongs to one example, so each party clips separately, to its own norm
+C_p, with noise of sigma C_p. P parties that process the same example are together one Gaussian mechanism of multiplier
+sigma / sqrt(P): divided by its sigma C_p, the part of each party has sensitivity 1 / sigma. With `clip="joint"` all
+clip by the norm of the row's whole gradient, as in the uncut model, and the multiplier is sigma; for that the squared
+norms of the rows cross unprotected in every step.
 
-There is a promise only if all weights that learn are guarded: a part that learns from private rows without noise
-decides what the guarded parts learn from everybody else's. Neighbours: with Poisson sampling one example is added or
-taken away, at rate batch_size / rows; with shuffling one is replaced (sensitivity 2 C) and each batch that it is in is
-one use, without amplification: one an epoch, however many epochs or what part of one a round has. The client of the
-example is public, as are the sizes of all data sets. All parties follow the protocol: one that alters gradients can let
-a row's depend on another row.
+There is a guarantee only if all weights that learn are guarded: the gradients of guarded parts depend on all other
+parts, which must not learn from private rows without noise. Neighbours: with Poisson sampling one example is added or
+taken away, at rate batch_size / rows; with shuffling one is replaced (sensitivity 2 C) and each batch that contains it
+is one use, without amplification: one use an epoch, whatever number of epochs or part of one a round has. The client of
+the example is public, as are the sizes of all data sets. All parties must follow the protocol: a party that alters
+gradients can make a row's gradient depend on another row.
 """
 
 from __future__ import annotations
@@ -75,12 +75,13 @@ _MIXING: dict[type[Defense], str] = {
 
 @dataclass(frozen=True)
 class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
-    """Clip each row to `max_norm` (one, or one a role), add noise of `noise_multiplier` times that to every sum.
+    """Clips each row's gradient to `max_norm` and adds noise of `noise_multiplier` times that norm to every sum.
 
-    Instead of a multiplier, `epsilon` and `delta`: to a millionth, the least for which the bound of `accountant` keeps
-    to them over the planned run. `roles`: whose weights are guarded, empty for all that have any. `clip`: by each
-    "party"'s own part of a row's gradient, or by the "joint" norm. `replace`: put group norm in place of batch norm,
-    and so on.
+    `max_norm`: one number, or one for each role. Instead of a multiplier, `epsilon` and `delta`: the multiplier is then
+    the least, to one in a million, whose bound by `accountant` meets them over the planned run. `roles`: roles whose
+    weights are guarded, empty for all that have any. `clip`: by the norm of each "party"'s part of a row's gradient, or
+    by the "joint" norm. `replace`: whether layers are replaced by ones with per-row gradients, such as batch norm by
+    group norm.
     """
 
     max_norm: float | Mapping[str, float] = 1.0
@@ -98,7 +99,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        """Raise `InvalidInput` for parameters out of range, and for a target epsilon beside a multiplier."""
         super().__post_init__()
         norms = self.max_norm if isinstance(self.max_norm, Mapping) else {"": self.max_norm}
         for role, norm in norms.items():
@@ -116,7 +117,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
     @property
     def strength(self) -> Strength:
-        """The epsilon that was asked for, or else the noise multiplier."""
+        """The target epsilon, or else the noise multiplier."""
         if self.epsilon is not None:
             return Strength("epsilon", self.epsilon, f"of the run, at delta {self.delta:g}", rises=False)
         assert self.noise_multiplier is not None
@@ -124,22 +125,22 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
     @property
     def guarantee(self) -> str:
-        """The formal promise, in one line."""
+        """The formal guarantee, in one line."""
         if self._terms is not None and self.event() is None:
             return f"no formal guarantee: {self._missing_guarantee(self._terms)}"
         return "differential privacy of the weights, example by example, if all that learn are guarded"
 
     @property
     def stated_delta(self) -> float | None:
-        """The delta of the target, if there is one."""
+        """The delta of the target epsilon, if there is one."""
         return self.delta
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Nothing that crosses is guarded."""
+        """Return no edge, as only weights are guarded."""
         return ()
 
     def guards(self, topology: Topology) -> tuple[str, ...]:
-        """Return `roles`, by default every role with weights that learn."""
+        """Return `roles`, by default every role with trainable weights."""
         able = _trainable_roles(topology)
         for role in (*self.roles, *(self.max_norm if isinstance(self.max_norm, Mapping) else ())):
             check_names("role of dp_sgd", topology.roles, role)
@@ -150,7 +151,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         return self.roles or able
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse a model that gives a row no gradient of its own, and a role without a norm."""
+        """Raise `InvalidInput` for a model without per-row gradients, and for a role without a norm."""
         guarded = self.guards(topology)
         for role in guarded:
             self._norm(role)
@@ -160,9 +161,11 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         check_rowwise(topology, facts, guarded)
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology` with what Opacus can replace replaced, if that is asked for; refuse batch norm that stays.
+        """Return `topology` with the layers replaced that Opacus can replace, if `replace`.
 
-        Here, as whoever asks for batches of a size that batch norm can take hears of it first otherwise.
+        Refuse remaining batch norm.
+
+        Batch norm is refused here, before a check of the batch size that batch norm needs could report it differently.
         """
         made = self._replaced(topology, seed) if self.replace else topology
         check_batch_norm(made)
@@ -181,24 +184,27 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         return changed(topology, segments=tuple(segments))
 
     def privatizer(self, holder: PrivatizedParty) -> PrivateStep:
-        """Return what clips and adds noise at one party."""
+        """Return what clips and adds noise at one party; raise `InvalidInput` before the multiplier is calibrated."""
         if self.noise_multiplier is None:
-            raise InvalidInput("dp_sgd has a target epsilon and no noise_multiplier yet: train() works it out")
+            raise InvalidInput("dp_sgd has a target epsilon and no noise_multiplier yet: train() computes it")
         return PrivateStep(holder, self._norm(holder.role), self.noise_multiplier)
 
     def norms(self, topology: Topology) -> tuple[tuple[str, str], ...]:
-        """Return every pair of guarded roles where they clip by their joint norm."""
+        """Return every pair of guarded roles that exchange row norms; empty unless they clip by the joint norm."""
         guarded = self.guards(topology) if self.clip == "joint" else ()
         return tuple((sender, receiver) for sender in guarded for receiver in guarded if sender != receiver)
 
     def clip_norm(self, topology: Topology, role: str) -> float | None:
-        """Return `max_norm` where the role clips by its own part of a row's gradient, or holds all of it."""
+        """Return `max_norm` if the role clips by its own part of a row's gradient, or holds all of it; else None."""
         guarded = self.guards(topology)
         alone = self.clip == "party" or guarded == (role,)
         return self._norm(role) if role in guarded and alone else None
 
     def calibrate(self, terms: Terms) -> Defense:
-        """Work the multiplier out where epsilon was given, or refuse what cannot be accounted for."""
+        """Return this defense with the multiplier for its target epsilon.
+
+        Raises `InvalidInput` if it cannot be accounted for.
+        """
         if terms.obstacle is not None:
             raise InvalidInput(f"dp_sgd cannot be accounted for with {terms.obstacle}")
         for other in terms.others:
@@ -206,20 +212,20 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         settled = self
         if self.epsilon is not None and self.noise_multiplier is None:
             if (doubt := self._missing_guarantee(terms)) is not None:
-                raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
+                raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be guaranteed: {doubt}")
             settled = changed(self, noise_multiplier=self._calibrated(terms), epsilon=None)
         settled = changed(settled)
         object.__setattr__(settled, "_terms", terms)
         return settled
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
-        """Return the joint event of all guarded parties, and how often it happened to an example of `client`."""
+        """Return the joint event of all guarded parties, and its number of uses for an example of `client`."""
         if self._terms is None or not self.noise_multiplier or self._missing_guarantee(self._terms) is not None:
             return None
         return self._uses(self._terms, self.noise_multiplier, client, steps, epochs)
 
     def event(self) -> Event | None:
-        """Return what one use costs an example of the client that it costs most; None without a promise."""
+        """Return the event of one use for an example of the client with the greatest cost; None without a guarantee."""
         if self._terms is None:
             return None
         found = [self.weight_uses(client, 1, 1) for client in range(len(self._terms.rows))]
@@ -232,7 +238,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         return float(self.max_norm[role])
 
     def _missing_guarantee(self, terms: Terms) -> str | None:
-        """Say why there is no promise, where there is none."""
+        """Return why there is no guarantee; None if there is one."""
         if self.noise_multiplier == 0:
             return "noise_multiplier=0 adds no noise"
         for topology in terms.topologies:
@@ -250,7 +256,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=neighbours, sampling_rate=rate), steps
 
     def _calibrated(self, terms: Terms) -> float:
-        """Return the multiplier that the client which needs most of it needs."""
+        """Return the largest of the multipliers that the clients need."""
         assert self.epsilon is not None
         assert self.delta is not None
 
@@ -269,7 +275,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
 
 def _trainable_roles(topology: Topology) -> tuple[str, ...]:
-    """Return the roles with weights that learn."""
+    """Return the roles with trainable weights."""
     return tuple(
         role
         for role in topology.roles
@@ -278,7 +284,7 @@ def _trainable_roles(topology: Topology) -> tuple[str, ...]:
 
 
 def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
-    """Return a copy of the segment's module with what Opacus has a substitute for replaced, and what that was."""
+    """Return a copy of the segment's module with its replaceable layers replaced, and each replacement described."""
     from opacus.validators import ModuleValidator
 
     module, training = copy.deepcopy(segment.module), in_training(segment.module)
@@ -311,7 +317,7 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
 
 
 def _check_beside(other: Defense, terms: Terms) -> None:
-    """Refuse a defense that lets a row's gradient depend on other rows."""
+    """Raise `InvalidInput` for a defense that makes a row's gradient depend on other rows."""
     kind = type(other)
     for capability, word in _MIXING.items():
         if isinstance(other, capability):

@@ -4,8 +4,8 @@ Paper: He, Zhang, Lee, "Attacking and protecting data privacy in edge-cloud coll
 Internet of Things Journal 2021.
 
 Every number of the release is zero with chance `rate`, and the others are divided by 1 - rate, so that the mean stays:
-the usual dropout, never switched off. Whoever may ask again about the same row averages the masks away. No formal
-guarantee.
+the usual dropout, never switched off. An adversary with several releases of the same row can average the masks out. No
+formal guarantee.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from splitfed.core.errors import require_number
 class Dropout(ReleaseDefense):
     """Sets random numbers of every release to zero and scales the others up.
 
-    `rate`: the chance of each number of a release to be zero, in [0, 1).
+    `rate`: probability of each number of a release to become zero, in [0, 1).
     """
 
     rate: float = field(
@@ -34,13 +34,13 @@ class Dropout(ReleaseDefense):
     )
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return `z` under a mask drawn afresh for this step: same shape."""
+        """Return `z` times a mask drawn afresh for this step: same shape."""
         drawn = torch.rand(z.shape, generator=context.generator(name, z.device), device=z.device)
         return z * ((drawn >= self.rate).to(z.dtype) / (1 - self.rate))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """The masks have mean one."""
+        """Return `z`, as the masks have mean one."""
         return z

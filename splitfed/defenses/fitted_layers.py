@@ -1,4 +1,4 @@
-"""Layers that defenses put behind a value before it leaves: part of the sender's segment from then on."""
+"""Layers that defenses add to segments, after a value before it leaves or before one that arrives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from splitfed.core.topology_facts import TopologyFacts
 
 
 class Layer(nn.Module):
-    """Stands behind one `value` of a segment, which crosses on `edges`.
+    """Layer behind one `value` of a segment, which crosses on `edges`.
 
-    `kept`: what its defense reads of the step that the segment is in.
+    `kept`: tensors of the current step that its defense reads.
     """
 
     transient: ClassVar[tuple[str, ...]] = ("kept",)
@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.kept: tuple[Tensor, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is kept: a copy is in no step, and tensors with a graph cannot be copied."""
+        """Return the state without `kept`, as a copy is in no step and tensors with a graph cannot be copied."""
         return {**self.__dict__, "kept": ()}
 
 
@@ -37,7 +37,7 @@ L = TypeVar("L", bound=Layer)
 
 
 class OutputLayers(nn.Module):
-    """Runs `module` and sends its outputs at the positions in `layers` through these."""
+    """Runs `module` and passes its outputs at the positions in `layers` through these."""
 
     def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class OutputLayers(nn.Module):
         self.training = module.training
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return what the module returns, the layers applied."""
+        """Return the module's outputs with the layers applied."""
         result = self.module(*inputs)
         outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         for i, layer in self.layers.items():
@@ -56,7 +56,7 @@ class OutputLayers(nn.Module):
 
 
 class InputLayers(nn.Module):
-    """Runs `module` on its inputs, those at the positions in `layers` sent through these first."""
+    """Runs `module` on its inputs, those at the positions in `layers` passed through these first."""
 
     def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class InputLayers(nn.Module):
         self.training = module.training
 
     def forward(self, *inputs: Tensor) -> object:
-        """Return what the module makes of the inputs."""
+        """Return the module's output for the transformed inputs."""
         given = list(inputs)
         for i, layer in self.layers.items():
             # A copy, for the module may overwrite what it reads, and the layer needs its own result on the way back.
@@ -74,7 +74,7 @@ class InputLayers(nn.Module):
 
 
 def values_of(topology: Topology, edges: tuple[str, ...], facts: TopologyFacts) -> tuple[str, ...]:
-    """Return the values that cross on `edges` and hold data, each once."""
+    """Return the distinct values with data that cross on `edges`."""
     return tuple(dict.fromkeys(value for name in edges for value in facts.data(topology.edge(name).values)))
 
 
@@ -86,9 +86,10 @@ def append_layers(
     seed: int,
     make: Callable[[str, tuple[int, ...]], Layer],
 ) -> Topology:
-    """Return `topology` with `make(value, shape)` behind every value of `values_of` on `edges`, started from `seed`.
+    """Return `topology` with the layer `make(value, shape)` behind every value of `values_of` on `edges`.
 
-    `name`: of the defense, which is refused where a value has a layer of its make already.
+    Weights are drawn from `seed`. `name`: of the defense; raises `InvalidInput` for a value with a layer of its kind
+    already.
     """
     guarded = values_of(topology, edges, facts)
 
@@ -108,25 +109,28 @@ def append_layers(
 
 
 def prepend_layers(segment: Segment, values: Collection[str], seed: int, make: Callable[[str], nn.Module]) -> Segment:
-    """Return `segment` with `make(value)` before each of its inputs that is among `values`, started from `seed`."""
+    """Return `segment` with `make(value)` before each of its inputs that is among `values`.
+
+    Weights are drawn from `seed`.
+    """
     with stream(seed):
         layers = {i: make(value) for i, value in enumerate(segment.inputs) if value in values}
     return replace(segment, module=InputLayers(segment.module, layers)) if layers else segment
 
 
 def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:
-    """Return the layer of this `kind` behind `value` in a segment's `module`, None where there is none."""
+    """Return the layer of this `kind` behind `value` in a segment's `module`; None if there is none."""
     layers = () if module is None else module.modules()
     return next((m for m in layers if isinstance(m, kind) and m.value == value), None)
 
 
 def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:
-    """Return the layers of this `kind` behind what leaves a segment's `module` on `edge`."""
+    """Return the layers of this `kind` behind the values that leave a segment's `module` on `edge`."""
     return [m for m in ([] if module is None else module.modules()) if isinstance(m, kind) and edge in m.edges]
 
 
 def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], facts: TopologyFacts) -> None:
-    """Raise `InvalidInput` if a value of the guarded `edges` also crosses on an edge that is not guarded."""
+    """Raise `InvalidInput` if a value of the guarded `edges` also crosses on an unguarded edge."""
     wanted = set(values_of(topology, edges, facts))
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():
@@ -136,9 +140,9 @@ def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], fac
 def check_readers(
     what: str, topology: Topology, edges: tuple[str, ...], facts: TopologyFacts, instead: str = ""
 ) -> None:
-    """Refuse a value of `edges` that somebody reads to whom it crosses on none of them: it would arrive changed.
+    """Raise `InvalidInput` if a value of `edges` has a reader on none of them, which would get the changed value.
 
-    `what` is done to the value, with a place for its name; `instead`: what else may be done than to cut elsewhere.
+    `what`: what is done to the value, with a placeholder for its name; `instead`: an alternative to cutting elsewhere.
     """
     reached = {topology.role_of(topology.edge(name).target) for name in edges}
     for segment in topology.segments:

@@ -1,17 +1,17 @@
-"""Gaussian release: every row of what leaves is clipped in L2 and gets Gaussian noise; each release is private.
+"""Gaussian release: clips every released row in L2 and adds Gaussian noise, so that each release is private.
 
 Paper: Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and optimal
 denoising", ICML 2018.
 
-A row is scaled down to norm C. Another row in its place changes the release by up to 2 C, so noise of standard
+A row is scaled down to norm C. Replacing it by another row changes the release by up to 2 C, so noise of standard
 deviation m 2 C is a Gaussian mechanism of multiplier m. Each row of each value and each query is a use of its own, and
-all uses of a row compose; nothing is amplified by sampling, since who receives releases sees every one. The same
+all uses of a row compose; there is no amplification by sampling, since the receiver sees every release. The same
 mechanism on an embedding is the usual private baseline for embeddings.
 
-The privacy ledger says what a whole run costs: per row only if the segments before the cut do not learn from private
-rows. `freeze` keeps them from it, for segments that are pretrained or random. The noise is drawn in float64 on a grid
-(`splitfed.defenses.private_noise`), from the run's seed: it is no defense against somebody who knows the seed. A row
-with a number that is not finite is released as zeros, and the ledger says how many there were.
+The privacy ledger states the cost of a run: per row only if the segments before the cut do not learn from private rows.
+`freeze` prevents that, for segments that are pretrained or random. The noise is drawn in float64 on a grid
+(`splitfed.defenses.private_noise`), from the run's seed: it does not protect from an adversary who knows the seed. A
+row with a number that is not finite is released as zeros, and the ledger states the number of such rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
 @dataclass(frozen=True)
 class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
-    """Clip rows to L2 norm `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one release."""
+    """Clips rows to L2 norm `clip` and adds noise by `noise_multiplier`, or by `epsilon` and `delta` of one release.
+
+    `freeze`: whether the segments before the guarded edges are frozen.
+    """
 
     clip: float = field(
         default=1.0, metadata=require_number("gaussian_release clip", low=0.0, high=LARGEST_NORM, open_low=True)
@@ -52,20 +55,20 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     freeze: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        """Raise `InvalidInput` for parameters out of range, and for a target epsilon beside a multiplier."""
         super().__post_init__()
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise InvalidInput("gaussian_release takes a noise_multiplier, or the epsilon of one release; give one")
 
     @property
     def strength(self) -> Strength:
-        """The epsilon that was asked for, or else the noise multiplier."""
+        """The target epsilon, or else the noise multiplier."""
         if self.epsilon is not None:
             return Strength("epsilon", self.epsilon, f"of a release, at delta {self.delta:g}", rises=False)
         return Strength("noise_multiplier", self.multiplier, "sensitivities")
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     @property
     def multiplier(self) -> float:
@@ -74,34 +77,34 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
 
     @property
     def sensitivity(self) -> float:
-        """The most that another row in place of a row changes its release, in L2."""
+        """Largest L2 change of a release when its row is replaced."""
         return 2 * self.clip
 
     @property
     def guarantee(self) -> str:
-        """The promise for one release."""
+        """The guarantee of one release, in one line."""
         if self.epsilon is not None:
             return f"epsilon {self.epsilon:g} at delta {self.delta:g} for each release of a row, composed over them"
         return f"Gaussian mechanism of multiplier {self.multiplier:g} for each release of a row, composed over them"
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse values of half precision."""
+        """Raise `InvalidInput` for values of half precision."""
         check_values("gaussian_release", topology, facts, self.edges(topology))
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
+        """Return `topology`, with all segments before the guarded edges frozen if `freeze`."""
         return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 
     def event(self) -> Event:
-        """Return the cost of one release of a row."""
+        """Return the privacy event of one release of a row."""
         return Event(Gaussian(self.multiplier), Protects.RELEASES)
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return clipped rows plus noise drawn afresh: same shape as `z`."""
+        """Return the clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("gaussian_release", repr(name), z.dtype)
         clipped = self.expected(name, z.double(), context)
         return noisy_release(z, clipped, add_gaussian, self.sensitivity, self.multiplier, context.noise(name, z))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """The noise has mean zero."""
+        """Return the clipped rows, as the noise has mean zero."""
         return clip_rows(z, self.clip, 2)

@@ -1,4 +1,4 @@
-"""Gradient compression: only the largest numbers of a gradient are sent, with their places.
+"""Gradient compression: sends only the largest numbers of a gradient, with their positions.
 
 Paper: Lin, Han, Mao, Wang, Dally, "Deep gradient compression: reducing the communication bandwidth for distributed
 training", ICLR 2018; as a defense of labels: Fu et al., "Label inference attacks against vertical federated learning",
@@ -6,7 +6,7 @@ USENIX Security 2022.
 
 The `share` of greatest magnitude among all numbers of the batch's gradient is kept, the rest is zero at the receiver;
 what is left out is dropped, not carried over to the next step as in Lin et al. On the wire: the values and, for each,
-its place as an int32; a share so large that this would not be shorter is sent as it is. Fu et al. found little effect
+its position as an int32; if that would not be shorter, the gradient is sent uncompressed. Fu et al. found little effect
 on their attacks: no formal guarantee.
 """
 
@@ -29,9 +29,9 @@ _PLACE = torch.int32
 
 @dataclass(frozen=True)
 class GradientCompression(GradientDefense, Codec):
-    """Keeps the largest numbers of the gradient that goes back, and sets the others to zero.
+    """Keeps the largest numbers of the returned gradient and sets the others to zero.
 
-    `share`: how much of a gradient is kept, in (0, 1]; at least one number is.
+    `share`: share of a gradient's numbers that is kept, in (0, 1]; at least one number is.
     """
 
     share: float = field(
@@ -45,15 +45,15 @@ class GradientCompression(GradientDefense, Codec):
         return guarded_edges("gradient_compression", topology, self.on)
 
     def kept(self, numbers: int) -> int:
-        """Return how many of `numbers` numbers are kept."""
+        """Return the number of kept numbers out of `numbers`."""
         return max(1, int(self.share * numbers))
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
-        """Return what the receiver unpacks: `g` with all but its largest numbers zero."""
+        """Return the received gradient: `g` with all but its largest numbers zero."""
         return unpack(*pack(g, self.kept(g.numel())), g.shape)
 
     def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-        """Return the bytes of the values kept and of their places."""
+        """Return the bytes of the kept values and their positions."""
         if kind != "gradient":
             return None
         numbers = rows * prod(shape)
@@ -61,9 +61,9 @@ class GradientCompression(GradientDefense, Codec):
 
 
 def pack(g: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Return the `kept` numbers of `g` of greatest magnitude and their places in the flat tensor: (kept,) each."""
+    """Return the `kept` numbers of `g` of greatest magnitude and their positions in the flat tensor: (kept,) each."""
     if g.numel() > torch.iinfo(_PLACE).max:
-        raise InvalidInput(f"a gradient of {g.numel()} numbers has no places of 32 bits; take smaller batches")
+        raise InvalidInput(f"a gradient of {g.numel()} numbers exceeds positions of 32 bits; use smaller batches")
     flat = g.detach().flatten()
     # A stable order, so that ties fall the same way on every device.
     places = flat.abs().sort(descending=True, stable=True).indices[:kept]

@@ -1,13 +1,13 @@
-"""Gradient rounding: every number of a gradient is moved to the nearest of a few equally spaced values.
+"""Gradient rounding: rounds every number of a gradient to the nearest of a few equally spaced values.
 
 Paper: Fu et al., "Label inference attacks against vertical federated learning", USENIX Security 2022 ("DiscreteSGD", a
 relative of signSGD that they try as a defense of labels).
 
 Their interval is the mean plus and minus two standard deviations of the gradients, cut into `bins` equal bins; numbers
-are rounded to the nearest end of a bin. Theirs is measured once, in the first epoch, and their code takes it as a given
-number; ours is that of the gradient being sent, so that no state is kept. Numbers beyond it go to its ends, which is
-our reading. On the wire: one byte a number, and two numbers of the gradient's type for the interval. Fu et al. found
-little effect on their attacks: no formal guarantee.
+are rounded to the nearest end of a bin. Theirs is measured once, in the first epoch, and their code takes it as a
+parameter; ours is that of the gradient being sent, so that no state is kept. Numbers outside it are clamped, which the
+paper does not state. On the wire: one byte a number, and two numbers of the gradient's type for the interval. Fu et al.
+found little effect on their attacks: no formal guarantee.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _CODE = torch.uint8
 
 @dataclass(frozen=True)
 class GradientRounding(GradientDefense, Codec):
-    """Rounds the gradient that goes back to the ends of equal bins.
+    """Rounds the returned gradient to the ends of equal bins.
 
-    `bins`: into how many equal bins the interval is cut, 1 to 255 (Fu et al.'s code: 12).
+    `bins`: number of equal bins of the interval, 1 to 255 (Fu et al.'s code: 12).
     """
 
     bins: int = field(default=12, metadata=as_strength(rises=False))
 
     def __post_init__(self) -> None:
-        """Refuse no bins, and more than a byte can tell apart."""
+        """Raise `InvalidInput` unless 1 <= bins <= 255."""
         check_count("gradient_rounding bins", self.bins, low=1)
         if self.bins > 255:
             raise InvalidInput(f"gradient_rounding bins={self.bins!r} is not allowed; expected 1 to 255")
@@ -47,11 +47,11 @@ class GradientRounding(GradientDefense, Codec):
         return guarded_edges("gradient_rounding", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
-        """Return what the receiver unpacks: `g` on `bins` + 1 values."""
+        """Return the received gradient: `g` rounded to `bins` + 1 values."""
         return unpack(*pack(g, self.bins)).to(g.dtype)
 
     def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-        """Return the bytes of a code a number and of the interval."""
+        """Return the bytes of one code a number and of the interval."""
         return rows * prod(shape) * _CODE.itemsize + 2 * dtype.itemsize if kind == "gradient" else None
 
 
@@ -67,6 +67,6 @@ def pack(g: Tensor, bins: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(codes: Tensor, interval: Tensor) -> Tensor:
-    """Return the numbers that `codes` stand for."""
+    """Return the numbers that the codes represent."""
     low, width = interval.unbind()
     return codes.to(interval.dtype) * width + low

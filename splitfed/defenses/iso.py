@@ -4,7 +4,7 @@ Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protectio
 2022 (the heuristic `iso` that Marvell is compared with).
 
 Every number of every row gets Gaussian noise of deviation ratio max‖g‖/sqrt(d), d being the numbers of a row, so that
-the noise on a row is `ratio` times as long as the longest gradient, in the root of the mean square. The scale depends
+the root mean square length of the noise on a row is `ratio` times the length of the longest gradient. The scale depends
 on the batch, so there is no formal guarantee.
 """
 
@@ -25,7 +25,7 @@ from splitfed.defenses.label_edges import guarded_edges
 
 @dataclass(frozen=True)
 class Iso(GradientDefense):
-    """Add noise of `ratio` >= 0 times the greatest norm of the batch, spread over the coordinates."""
+    """Adds isotropic noise whose length is `ratio` >= 0 times the greatest norm in the batch."""
 
     ratio: float = field(
         default=1.0, metadata=require_number("iso ratio", low=0.0) | as_strength("longest gradients of the batch")

@@ -1,22 +1,22 @@
-"""Label differential privacy: training labels behind randomised response, or noise on every gradient they make.
+"""Label differential privacy: randomised response on training labels, or noise on the gradients computed from them.
 
 Paper: Warner, "Randomized response", JASA 1965, for mode "labels"; Yang, Sun, Yao, Xie, Wang, "Differentially private
 label protection in split learning", 2022 (the gradient perturbation of TPSL), for mode "gradient".
 
-"labels": each training label stays with probability e^epsilon / (e^epsilon + K - 1) of K classes and is another,
-every one as likely, otherwise; drawn once, when the holder takes its rows. All that training does afterwards costs
-nothing more. Labels that are scored stay true.
+"labels": each training label is kept with probability e^epsilon / (e^epsilon + K - 1) for K classes, and otherwise
+replaced by a uniformly drawn other class; once, when the holder gets its rows. Training has no further privacy cost.
+Labels for scoring stay true.
 
 "gradient": at every step the gradient of a row is g + sum_c u_c grad_c, where grad_c is the gradient for class c and
 u_c ~ Laplace(2 / epsilon). Cross-entropy is linear in its target vector, so this is the gradient for the target
-onehot(y) + u, and that is how it is computed: whatever is learnt from the label, the holder's own segment included,
-comes from the noisy target. One-hot vectors differ by 2 in L1, so a step is epsilon-DP for the labels of its batch; the
-steps compose. With one logit the target is y + u, u ~ Laplace(1 / epsilon): two labels differ by 1, and
-g + u (grad_1 - grad_0) is sent.
+onehot(y) + u, and it is computed so: all that is learnt from the label, the holder's own segment included, comes from
+the noisy target. One-hot vectors differ by 2 in L1, so a step is epsilon-DP for the labels of its batch; the steps
+compose. With one logit the target is y + u, u ~ Laplace(1 / epsilon): two labels differ by 1, and g + u (grad_1 -
+grad_0) is sent.
 
-The guarantee is for the labels of training rows, each by itself, while features are taken as known. "labels" covers
-all that training sends; "gradient" what the loss makes of them, and no message that is made of labels in another way
-(counts of classes, shown rows): the privacy ledger names those. Neither covers what the label holder scores or reports.
+The guarantee holds for the label of each training row, while features are taken as known. "labels" covers all messages
+of training; "gradient" covers all that is computed by the loss, but no other message that depends on labels (counts of
+classes, shared rows): the privacy ledger lists those. Neither covers scores and reports of the label holder.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ MODES = ("labels", "gradient")
 
 @dataclass(frozen=True)
 class LabelDp(LabelDefense, Accounted):
-    """Differential privacy of labels, by randomized response or by noise on the cut gradient.
+    """Differential privacy of labels, by randomised response or by noise on the cut gradient.
 
-    `epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all).
+    `epsilon` > 0: of a label once (mode "labels") or in each step (mode "gradient"); `outputs`: heads whose labels are
+    protected (empty: all).
     """
 
     epsilon: float = field(default=1.0, metadata=require_number("label_dp epsilon", low=0.0, open_low=True))
@@ -52,10 +53,10 @@ class LabelDp(LabelDefense, Accounted):
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an epsilon that is not positive, an unknown mode, and edges."""
+        """Raise `InvalidInput` for an epsilon that is not positive, an unknown mode, and for edges."""
         super().__post_init__()
         if self.on:
-            raise InvalidInput(f"label_dp on={self.on!r} is not allowed: it acts on labels, on no edge; name outputs")
+            raise InvalidInput(f"label_dp on={self.on!r} is not allowed: it acts on labels, not on edges; give outputs")
 
     @property
     def strength(self) -> Strength:
@@ -65,12 +66,12 @@ class LabelDp(LabelDefense, Accounted):
 
     @property
     def guarantee(self) -> str:
-        """Per label, once or at each step."""
+        """The guarantee for a label, once or in each step, in one line."""
         when = "drawn once" if self.mode == "labels" else "at each step, composed over the steps of a row"
         return f"epsilon {self.epsilon:g} for each training label, {when}"
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """None: it acts before anything crosses."""
+        """Return no edge, as labels are changed before anything crosses."""
         return ()
 
     def heads(self, topology: Topology) -> tuple[str, ...]:
@@ -81,7 +82,10 @@ class LabelDp(LabelDefense, Accounted):
         return self.outputs or tuple(known)
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse labels that are no classes or are released twice, and gradients of a party that gets the labels."""
+        """Raise `InvalidInput` for labels that are no classes or are used twice.
+
+        In mode "gradient" also for labels that are sent to the party that computes the loss.
+        """
         chosen = self.heads(topology)
         for head in topology.heads:
             if head.value in chosen:
@@ -92,11 +96,11 @@ class LabelDp(LabelDefense, Accounted):
                 if self.mode == "gradient" and head.role != head.labels:
                     raise InvalidInput(
                         f"label_dp mode 'gradient' needs the loss of {head.value!r} where its labels are; role "
-                        f"{head.labels!r} sends them to {head.role!r}: take mode 'labels'"
+                        f"{head.labels!r} sends them to {head.role!r}: use mode 'labels'"
                     )
 
     def event(self) -> Event:
-        """Return the cost of one label's randomised response, or of one step for the label of a row in it."""
+        """Return the privacy event of one label's randomised response, or of one step for the label of a row in it."""
         mechanism = Pure(self.epsilon) if self.mode == "labels" else Laplace(1 / self.epsilon)
         return Event(mechanism, Protects.LABELS, Unit.LABEL)
 
@@ -122,7 +126,7 @@ class LabelDp(LabelDefense, Accounted):
 
 
 def keep_probability(epsilon: float, classes: int) -> float:
-    """Return the chance that randomised response over `classes` classes leaves a label as it is."""
+    """Return the probability that randomised response over `classes` classes keeps a label."""
     return 1 / (1 + (classes - 1) * exp(-epsilon))
 
 
@@ -131,12 +135,12 @@ def classes_of(task: Task | None) -> int:
     found = None if task is None else {"binary": 2, "classification": task.outputs}.get(task.name)
     if found is None:
         named = "none" if task is None else task.name
-        raise InvalidInput(f"label_dp protects labels that are classes; the task is {named!r}")
+        raise InvalidInput(f"label_dp protects class labels; the task is {named!r}")
     return found
 
 
 def _check_labels_used_once(topology: Topology, head: Head) -> None:
-    """Refuse a second head with the same labels: it would release them again."""
+    """Raise `InvalidInput` for a second head with the same labels, which would release them again."""
     for other in topology.heads:
         if other.value != head.value and other.target == head.target:
             raise InvalidInput(

@@ -1,7 +1,7 @@
-"""Where labels leak backwards: the crossings whose gradient goes from a party that knows labels to one that does not.
+"""The edges on which a returned gradient reveals labels: from a party that knows them to one that does not.
 
-A party knows the labels of a head that it holds, passes on or computes the loss with. Gradients further upstream are
-made of those that leave here, so what hides labels here hides them there.
+A party knows the labels of a head that it holds, relays or computes the loss with. Gradients further upstream are
+computed from the gradients on these edges, so a defense on these edges protects labels upstream too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from splitfed.core.topology import Edge, Head, Topology
 
 
 def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the edges that the defense called `name` guards: `on`, or all on which labels leak backwards.
+    """Return the edges that the defense called `name` guards: `on`, or all whose gradients reveal labels.
 
-    Raises `InvalidInput` where there is none, and for an edge of `on` that is none of them.
+    Raises `InvalidInput` if there is none, and for an edge of `on` that is not among them.
     """
     leaking = tuple(edge.name for edge in topology.crossings if leaking_heads(topology, edge))
     for edge in on:
@@ -22,7 +22,7 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
         label_holders = " and ".join(f"{head.value!r} are known to {', '.join(head.path)}" for head in topology.heads)
         raise InvalidInput(
             f"{name} has no gradient to guard: none goes from a party that knows labels to one that does not (labels "
-            f"of {label_holders}); take u_shaped, or vertical with the labels at the server or at a head"
+            f"of {label_holders}); use u_shaped, or vertical with the labels at the server or at a head"
         )
     for edge in on:
         if edge not in leaking:
@@ -34,7 +34,7 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
 
 
 def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
-    """Return the heads whose labels the gradient on `edge` reveals to its receiver, who does not hold them."""
+    """Return the heads whose labels the gradient on `edge` reveals to its receiver, which does not hold them."""
     if edge.name in topology.forward_only:
         return ()
     sender, receiver = topology.role_of(edge.target), topology.role_of(edge.source)
@@ -54,7 +54,7 @@ def _values_with_gradients(topology: Topology, edge: Edge) -> set[str]:
 
 
 def _returns_no_gradient(topology: Topology, value: str, reader: str) -> bool:
-    """Return whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
+    """Return whether `value` arrives at the role `reader` over an edge that returns no gradient."""
     role = topology.role_of(reader)
     return any(
         value in edge.values and topology.role_of(edge.target) == role

@@ -1,11 +1,11 @@
-"""Laplace release: every row of what leaves is clipped in L1 and gets Laplace noise; each release is private.
+"""Laplace release: clips every released row in L1 and adds Laplace noise, so that each release is private.
 
 Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006.
 
-A row is scaled down to L1 norm C. Another row in its place changes the release by up to 2 C, so noise of scale
-b = 2 C / epsilon makes each release of a row epsilon-private, without a delta. Each value and each query is a use of
-its own, and all uses of a row compose. What the privacy ledger needs, `freeze`, how the noise is drawn, and rows that
-are not finite: as for gaussian_release.
+A row is scaled down to L1 norm C. Replacing it by another row changes the release by up to 2 C, so noise of scale b = 2
+C / epsilon makes each release of a row epsilon-private, without a delta. Each value and each query is a use of its own,
+and all uses of a row compose. The privacy ledger, `freeze`, the drawing of the noise, and rows that are not finite are
+treated as in gaussian_release.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_laplace, che
 
 @dataclass(frozen=True)
 class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
-    """Clip rows to L1 norm `clip`, and add noise for `epsilon` > 0 of each release."""
+    """Clips rows to L1 norm `clip`, and adds noise for `epsilon` > 0 of each release.
+
+    `freeze`: whether the segments before the guarded edges are frozen.
+    """
 
     clip: float = field(
         default=1.0, metadata=require_number("laplace_release clip", low=0.0, high=LARGEST_NORM, open_low=True)
@@ -39,11 +42,11 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
     freeze: bool = False
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     @property
     def sensitivity(self) -> float:
-        """The most that another row in place of a row changes its release, in L1."""
+        """Largest L1 change of a release when its row is replaced."""
         return 2 * self.clip
 
     @property
@@ -53,15 +56,15 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
 
     @property
     def guarantee(self) -> str:
-        """The promise for one release."""
+        """The guarantee of one release, in one line."""
         return f"epsilon {self.epsilon:g} for each release of a row, composed over them"
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse values of half precision."""
+        """Raise `InvalidInput` for values of half precision."""
         check_values("laplace_release", topology, facts, self.edges(topology))
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
+        """Return `topology`, with all segments before the guarded edges frozen if `freeze`."""
         return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 
     def event(self) -> Event:
@@ -69,11 +72,11 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
         return Event(Laplace(1 / self.epsilon), Protects.RELEASES)
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return clipped rows plus noise drawn afresh: same shape as `z`."""
+        """Return the clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("laplace_release", repr(name), z.dtype)
         clipped = self.expected(name, z.double(), context)
         return noisy_release(z, clipped, add_laplace, self.sensitivity, 1 / self.epsilon, context.noise(name, z))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """The noise has mean zero."""
+        """Return the clipped rows, as the noise has mean zero."""
         return clip_rows(z, self.clip, 1)

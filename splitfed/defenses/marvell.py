@@ -1,21 +1,21 @@
-"""Marvell: the Gaussian noise on cut gradients that makes two classes hardest to distinguish at a given noise power.
+"""Marvell: adds the Gaussian noise to cut gradients that makes two classes hardest to distinguish at a given power.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022.
 
 The party with the labels models the gradients of each class in the batch as Gaussians of equal variance in every
-direction (the mean over coordinates of the class's variance), adds noise of its own to each class, partly along the
-difference of the class means, partly around it, and chooses both such that the sum of the Kullback-Leibler divergences
-between the noised classes is least (`splitfed.defenses.sum_kl`). The mean power of the noise over the batch is at most
-s ‖mean of positives - mean of negatives‖², as in the paper; p is the batch's own share of positives.
+direction (the mean over coordinates of the class's variance), adds different noise to each class, along the difference
+of the class means and orthogonal to it, and chooses both such that the sum of the Kullback-Leibler divergences between
+the noised classes is least (`splitfed.defenses.sum_kl`). The mean power of the noise over the batch is at most s ‖mean
+of positives - mean of negatives‖², as in the paper; p is the batch's own share of positives.
 
-The paper does not say what to do with a batch of one class, and its code divides by zero there: such a batch leaves
-with the noise of `max_norm`, and a batch whose class means are equal leaves as it is, its budget being zero. A class
-with a single row has variance zero. The bound on a detector's error is for one noised example and for Gaussian classes
-as estimated from the batch; it is no formal guarantee for labels, and several parties who pool their gradients, or one
-over many steps, know more than it allows for. Gradients that lie on a line, as those of one logit behind a linear
-remainder of the model do, are not Gaussian so: the class that varies more gets no noise around the difference and stays
-on the line, the other leaves it, and who looks at that tells them apart without an error, whatever s is (tested).
+The paper does not treat batches of one class, and its code divides by zero there: here such a batch gets the noise of
+`max_norm`, and a batch whose class means are equal is sent unchanged, as its budget is zero. A class with a single row
+has variance zero. The bound on a detector's error is for one noised example and for Gaussian classes as estimated from
+the batch; it is no formal guarantee for labels, and does not bound several parties that pool their gradients, or one
+party over many steps. Gradients that lie on a line, as those of one logit behind a linear rest of the model, violate
+the assumption: the class that varies more gets no orthogonal noise and stays on the line, the other leaves it, so the
+classes are distinguished without error for any s (tested).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
 @dataclass(frozen=True)
 class Marvell(GradientDefense):
-    """Adds Gaussian noise to the gradient that goes back, shaped so that the classes are hardest to tell apart.
+    """Adds Gaussian noise to the returned gradient, optimised so that two classes are hardest to distinguish.
 
-    `s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25).
+    `s` > 0: power of the noise in units of the squared distance of the class means (the paper: .1 to 25).
     """
 
     s: float = field(
@@ -52,7 +52,7 @@ class Marvell(GradientDefense):
 
     @property
     def least_rows(self) -> int:
-        """Two classes take two rows."""
+        """Smallest batch: two rows, one for each class."""
         return 2
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Marvell(GradientDefense):
         return guarded_edges("marvell", topology, self.on)
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse labels of other than two classes, a sender without labels of its own, and edges of several values."""
+        """Raise `InvalidInput` unless labels have two classes, the sender holds them, and edges carry one value."""
         for name in self.edges(topology):
             edge = topology.edge(name)
             sender = topology.role_of(edge.target)
@@ -86,7 +86,7 @@ class Marvell(GradientDefense):
         return self.add_noise(g, positives(y), context.generator(name, g.device))
 
     def add_noise(self, g: Tensor, positive: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the gradients `g` (batch, ...) with the noise for the marks `positive` (batch,) of true and false."""
+        """Return the gradients `g` (batch, ...) plus noise for the classes `positive` (batch,) bool."""
         if not 0 < int(positive.sum()) < len(positive):
             return add_aligned_noise(g, generator)
         # In double precision: squares of small gradients would vanish in single.
@@ -106,9 +106,10 @@ class Marvell(GradientDefense):
         return g + drawn.view(g.shape).to(g.dtype)
 
     def noise(self, g: Tensor, positive: Tensor) -> NoiseVariances | None:
-        """Return the variances for a batch of gradients `g` (batch, ...) with the marks `positive`, and their bound.
+        """Return the noise variances for a batch of gradients, and their bound on detection.
 
-        None where the means of both classes are equal, or one class is missing: there is nothing to solve.
+        `g`: (batch, ...); `positive`: (batch,) bool, the classes. None if the means of both classes are equal, or one
+        class is missing.
         """
         rows = flat_rows(g.detach().double())
         groups = rows[~positive], rows[positive]
@@ -134,4 +135,4 @@ def _check_binary(task: Task | None) -> None:
     classes = None if task is None else {"binary": 2, "classification": task.outputs}.get(task.name)
     if classes != 2:
         kind = "no classes" if classes is None else f"{classes} classes"
-        raise InvalidInput(f"marvell hides labels of two classes; this task has {kind}: take label_dp, max_norm or iso")
+        raise InvalidInput(f"marvell hides labels of two classes; this task has {kind}: use label_dp, max_norm or iso")

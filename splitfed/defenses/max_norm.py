@@ -1,10 +1,10 @@
-"""Max norm: noise along each example's gradient that makes all expected squared norms of a batch equal the largest.
+"""Max norm: adds noise along each example's gradient that raises all expected squared norms in a batch to the largest.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (the heuristic that Marvell is compared with).
 
-Row i leaves as g_i (1 + sigma_i N) with one standard normal N a row and sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), so that its
-expected squared length is the batch's greatest. The direction is kept up to its sign, and a gradient of zero stays
+Row i is sent as g_i (1 + sigma_i N) with one standard normal N a row and sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), so that
+its expected squared length is the batch's greatest. The direction is kept up to its sign, and a gradient of zero stays
 zero: neither is hidden. No formal guarantee.
 """
 
@@ -23,11 +23,14 @@ from splitfed.defenses.label_edges import guarded_edges
 
 @dataclass(frozen=True)
 class MaxNorm(GradientDefense):
-    """Has no parameters; where several values leave on an edge, each is aligned by itself."""
+    """Adds noise along each gradient; has no parameters.
+
+    If several values cross on an edge, each is treated separately.
+    """
 
     @property
     def strength(self) -> Strength | None:
-        """None: it has no parameters."""
+        """None, as it has no parameters."""
         return None
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
@@ -35,5 +38,5 @@ class MaxNorm(GradientDefense):
         return guarded_edges("max_norm", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
-        """Return `g` with every row stretched by a factor of mean one: same shape."""
+        """Return `g` with every row multiplied by a random factor of mean one: same shape."""
         return add_aligned_noise(g, context.generator(name, g.device))

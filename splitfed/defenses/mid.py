@@ -1,21 +1,21 @@
-"""MID: a variational information bottleneck at the cut, which limits what a release reveals about the input.
+"""MID: a variational information bottleneck at the cut that limits the information a release has about the input.
 
 Paper: Zou, Liu, Zhang, "Mutual information regularization for vertical federated learning", 2023; the bound is that of
 Alemi, Fischer, Dillon, Murphy, "Deep variational information bottleneck", ICLR 2017.
 
-Behind the value stands a layer of the sender's segment that makes a mean mu and a standard deviation s of it, number by
-number; mu + s e is released, with e drawn afresh for every release, in training and at inference. The loss gets
-weight KL(N(mu, s^2) || N(0, 1)), summed over the numbers of a row, averaged over rows: `weight` times an upper bound
-on the mutual information of input and release, in nats.
+A layer added to the sender's segment behind the value computes a mean mu and a standard deviation s for each of its
+numbers; mu + s e is released, with e drawn afresh for every release, in training and at inference. The loss gets weight
+KL(N(mu, s^2) || N(0, 1)), summed over the numbers of a row, averaged over rows: `weight` times an upper bound on the
+mutual information of input and release, in nats.
 
-With h what its layer gives, s = softplus(h - 5), as in Alemi et al., so that it starts with little noise. `weight` is
-a number or a course over the epochs (`splitfed.core.annealing`).
+With h the layer's output, s = softplus(h - 5), as in Alemi et al., so that it starts with little noise. `weight` is a
+number or a schedule over epochs (`splitfed.core.annealing`).
 
 Deviations: mu and h are one linear layer each (a 1x1 convolution for images), of the value's own size, and no other
-layer stands before the cut; the authors widen and narrow again. Theirs may also stand at the party that holds the
-labels, before its top model, to guard labels: that is `mid_labels`. Whoever imitates the party without its layers knows
-mu, not s. The bound holds for inputs from the distribution that the bottleneck was trained on, and is no formal
-guarantee. Where a defense guards several edges the penalties are averaged.
+layer is added before the cut; the authors widen and narrow again. Theirs may also be at the party that holds the
+labels, before its top model, to guard labels: that is `mid_labels`. An attack that imitates the party without its
+layers knows mu, but not s. The bound holds for inputs from the distribution that the bottleneck was trained on, and is
+no formal guarantee. If the defense guards several edges, the penalties are averaged.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 
 @dataclass(frozen=True)
 class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
-    """Weigh the divergence by `weight` >= 0, a number or a course."""
+    """Adds a bottleneck whose divergence has the weight `weight` >= 0, a number or a schedule over epochs."""
 
     weight: float | Annealing = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is ever negative."""
+        """Raise `InvalidInput` for a weight that is negative in any epoch."""
         object.__setattr__(self, "weight", number_or_annealing("mid weight", self.weight, low=0.0))
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology` with a bottleneck behind every value that is guarded."""
+        """Return `topology` with a bottleneck behind every guarded value."""
         edges = self.edges(topology)
         check_all_guarded("mid", topology, edges, facts)
         return append_layers("mid", topology, edges, facts, seed, Variational)
 
     peeks = True
-    """Its deviation is made from the row itself."""
+    """The release reads the deviation, which a layer computes from the row."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return a sample around the mean `z`: same shape."""
@@ -63,13 +63,13 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
         return z + spread * drawn
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """The mean is what the segment makes."""
+        """Return `z`, the mean that the segment computes."""
         return z
 
     penalty_reads_layers = True
-    """The deviation is that of a layer."""
+    """The penalty reads the deviation that a layer has computed."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return `weight` times the divergence of all values on the edge."""
+        """Return `weight` times the divergence of all values on the edge, a scalar in nats."""
         layers = layers_on(context.module, Variational, context.edge)
         return number_at(self.weight, context.epoch) * torch.stack([divergence(*layer.kept) for layer in layers]).sum()

@@ -1,26 +1,25 @@
-"""MID at the labels: a variational information bottleneck at their holder, between what arrives and its model.
+"""MID for labels: a variational information bottleneck at the label holder, between a received value and its model.
 
 Paper: Zou, Liu, Zhang, "Mutual information regularization for vertical federated learning", 2023; the bound is that of
 Alemi, Fischer, Dillon, Murphy, "Deep variational information bottleneck", ICLR 2017.
 
-A party that knows labels reads each value z, for which it sends a gradient back to one that does not, through a layer
-of its own: a mean mu and a standard deviation s, number by number. In training its model gets t = mu + s e, with e
-drawn afresh at every step, and the loss gets weight KL(N(mu, s^2) || N(0, 1)), summed over the numbers of a row and
-averaged over rows: `weight` times an upper bound on the mutual information of z and t, in nats. So the gradient that
-goes back is that of a loss which may rest on few nats of z, and the sender's segment is taught less of what separates
-the labels.
+A party that knows labels passes each value z, for which it returns a gradient to a party that does not, through a layer
+of its own: a mean mu and a standard deviation s for each number. In training its model reads t = mu + s e, with e drawn
+afresh in every step, and the loss gets weight KL(N(mu, s^2) || N(0, 1)), summed over the numbers of a row and averaged
+over rows: `weight` times an upper bound on the mutual information of z and t, in nats. So the returned gradient is that
+of a loss which may depend on few nats of z, and the sender's segment learns less of what separates the labels.
 
-What is bounded, for inputs from the distribution that it was trained on, is what t tells of z. It takes away what the
-sender's segment learns of labels where the loss can do without z, as from columns of the label party's own (a test
-measures model completion there); where the loss cannot, accuracy is what falls. What one gradient tells of its row's
-label is not bounded: it is sent through the layer and may be small and noisy, but gradients of a class still point one
-way, and `direction` and `direct_label` read that, up to a sign that the layer may turn. No formal guarantee.
+The bound is on the information of t about z, for inputs from the training distribution. It reduces what the sender's
+segment learns of labels if the loss does not need z, as with columns of the label party's own (a test measures model
+completion there); otherwise accuracy falls. The information of one gradient about its row's label is not bounded: it
+may be small and noisy, but gradients of a class still share a direction, which `direction` and `direct_label` read, up
+to a sign that the layer may reverse. No formal guarantee.
 
 Deviations: the encoder is one linear layer of the value's own size for mu and one for s (see
 `splitfed.defenses.variational_encoder`), and t goes straight to the model; the authors' code has a ReLU behind the
-encoder, and layers of more width behind t. It draws at inference too; here, where no gradient leaves then, the model
-reads the mean. `weight` is a number or a course over the epochs (`splitfed.core.annealing`). Where a defense guards
-several edges the penalties are averaged.
+encoder, and layers of more width behind t. Theirs draws at inference too; here the model reads the mean then, as no
+gradient is sent. `weight` is a number or a schedule over epochs (`splitfed.core.annealing`). If the defense guards
+several edges, the penalties are averaged.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 
 @dataclass(frozen=True)
 class MidLabels(ReceiverPenaltyDefense, LayerDefense):
-    """Weigh the divergence by `weight` >= 0, a number or a course."""
+    """Adds a bottleneck whose divergence has the weight `weight` >= 0, a number or a schedule over epochs."""
 
     weight: float | Annealing = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is ever negative."""
+        """Raise `InvalidInput` for a weight that is negative in any epoch."""
         object.__setattr__(self, "weight", number_or_annealing("mid_labels weight", self.weight, low=0.0))
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
@@ -68,13 +67,13 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
         return replace(topology, segments=tuple(segments))
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
-        """Return `weight` times the divergence of all values that came on the edge."""
+        """Return `weight` times the divergence of all values that arrived on the edge, a scalar in nats."""
         layers = layers_on(context.module, SampledBottleneck, context.edge)
         return number_at(self.weight, context.epoch) * torch.stack([divergence(*layer.kept) for layer in layers]).sum()
 
 
 class SampledBottleneck(Variational):
-    """Draws around the mean in training, from torch's default generator, which its party seeds at every step."""
+    """Samples around the mean in training, from torch's default generator, which its party seeds in every step."""
 
     name = "mid_labels"
 
@@ -85,7 +84,7 @@ class SampledBottleneck(Variational):
 
 
 def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: TopologyFacts, seed: int) -> Segment:
-    """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge that it comes on."""
+    """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge on which it arrives."""
 
     def bottleneck(value: str) -> SampledBottleneck:
         if layer_of(segment.module, SampledBottleneck, value) is not None:
@@ -98,10 +97,10 @@ def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: Topo
 
 
 def _check_only_reader(topology: Topology, segment: Segment, value: str) -> None:
-    """Refuse a value that its receiver reads in two places: one of them would be past the bottleneck."""
+    """Raise `InvalidInput` for a value that another segment of its receiver reads without the bottleneck."""
     readers = [s.name for s in topology.segments_of(segment.role) for read in s.inputs if read == value]
     if len(readers) > 1:
         raise InvalidInput(
             f"mid_labels cannot guard {value!r}: role {segment.role!r} reads it in {' and in '.join(readers)}; one of "
-            "them would be past the bottleneck"
+            "them would bypass the bottleneck"
         )

@@ -1,4 +1,4 @@
-"""Noise: fresh Gaussian or Laplace noise on every release, in training and at inference.
+"""Noise: adds fresh Gaussian or Laplace noise to every release, in training and at inference.
 
 Paper: He, Zhang, Lee, "Attacking and protecting data privacy in edge-cloud collaborative inference systems", IEEE
 Internet of Things Journal 2021, where sigma and b are absolute.
@@ -23,7 +23,10 @@ KINDS = ("gaussian", "laplace")
 
 @dataclass(frozen=True)
 class Noise(ReleaseDefense):
-    """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
+    """Adds noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2).
+
+    `relative`: whether the scale is in units of the standard deviation of the batch's release.
+    """
 
     scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0, high=1e38))
     kind: str = field(default="gaussian", metadata=require_name("noise kind", KINDS))
@@ -31,12 +34,12 @@ class Noise(ReleaseDefense):
 
     @property
     def strength(self) -> Strength:
-        """How much noise is added."""
+        """The scale of the noise."""
         unit = "deviations of the batch's release" if self.relative else "units of the release"
         return Strength("scale", self.scale, unit)
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` plus noise drawn afresh for this step: same shape."""
@@ -44,7 +47,7 @@ class Noise(ReleaseDefense):
         return z + scale * _draw(self.kind, z, context.generator(name, z.device))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """The noise has mean zero."""
+        """Return `z`, as the noise has mean zero."""
         return z
 
 

@@ -1,10 +1,10 @@
-"""The gradient of every row of a batch by itself, for the weights of ordinary layers.
+"""Per-example gradients: the gradient of every row of a batch, for the weights of ordinary layers.
 
-What went into a layer and the gradient at what came out of it are enough. A plain linear layer needs no gradient of
-its own for any row: the norm is a product of two norms, and a weighted sum of the rows one matrix product (Goodfellow,
-"Efficient per-example gradient computations", 2015; Bu, Wang, Zha, Karypis, "Differentially private optimization on
-large model at small cost", ICML 2023). Other layers go through Opacus (Yousefpour et al., "Opacus: user-friendly
-differential privacy library in PyTorch", 2021), and what Opacus has no formula for through `torch.func`.
+They follow from a layer's inputs and the gradient at its outputs. For a plain linear layer no row's gradient is formed:
+its norm is a product of two norms, and a weighted sum of the rows one matrix product (Goodfellow, "Efficient
+per-example gradient computations", 2015; Bu, Wang, Zha, Karypis, "Differentially private optimization on large model at
+small cost", ICML 2023). Other layers use Opacus (Yousefpour et al., "Opacus: user-friendly differential privacy library
+in PyTorch", 2021), and layers without a formula in Opacus use `torch.func`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
 _AT_ONCE = 16
-"""Rows that are held in float64 at a time."""
+"""Number of rows converted to float64 at a time."""
 
 Samples = Mapping[nn.Parameter, Tensor]
 
 
 class Call(NamedTuple):
-    """One use of a layer: what went in, (rows, ...) each, and where in the graph its output stands."""
+    """One use of a layer in the forward pass: its inputs, (rows, ...) each, and the graph edge of its output."""
 
     layer: nn.Module
     x: Tensor
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class LayerUse(NamedTuple):
-    """One use of a layer: what went in and the gradient at what came out, all (rows, ...)."""
+    """One use of a layer: its inputs and the gradient at its output, all (rows, ...)."""
 
     layer: nn.Module
     x: Tensor
@@ -43,22 +43,22 @@ class LayerUse(NamedTuple):
 
 
 def own_weights(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the trainable weights of `layer` itself, not those of the modules inside it."""
+    """Return the trainable weights of `layer` itself, without those of its submodules."""
     return [p for p in layer.parameters(recurse=False) if p.requires_grad]
 
 
 def layers_with_weights(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules within `module` that have trainable weights of their own, by name, each once."""
+    """Return the distinct modules within `module` that have trainable weights of their own, by name."""
     return {name: inner for name, inner in module.named_modules() if own_weights(inner)}
 
 
 @contextmanager
 def record_calls(layers: Sequence[nn.Module], calls: list[Call], rows: int) -> Iterator[None]:
-    """Add every use of one of `layers` inside the block to `calls`; nothing stays behind on the modules.
+    """Append every use of one of `layers` inside the block to `calls`; all hooks are removed at its end.
 
-    What a layer makes of one row for all `rows`, as of the numbers of positions, it is let make for each of them, so
-    that each has a gradient of its own. A use that takes or returns anything but tensors is left out: whoever checks
-    the sums finds it missing.
+    An output computed from one row for all `rows`, as from position numbers, is expanded to one for each row, so that
+    each has a gradient of its own. A use with inputs or outputs that are not tensors is left out; the check of the sums
+    detects that it is missing.
     """
 
     def note(layer: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
@@ -104,11 +104,11 @@ def per_row_gradients(used: LayerUse) -> Samples:
 
 
 class RowGradients(NamedTuple):
-    """The rows of a step: the squared norm of each one's gradient over all weights, (rows,), in float64.
+    """Per-row gradients of a step: the squared norm over all weights, (rows,), in float64, and their weighted sums.
 
-    `add_up` takes a factor for each row, (rows,), and returns weight -> the sum of its rows' gradients times them, in
-    float64: rounded to float32, a sum would depend on all rows by more than the one that changes. `replaced`: how many
-    rows were not finite; they count as zeros.
+    `add_up` maps factors, (rows,), to weight -> the sum of the rows' gradients times them, in float64: rounded to
+    float32, a sum would depend on each row by more than its clipped gradient. `replaced`: number of rows that were not
+    finite; they count as zeros.
     """
 
     norms: Tensor
@@ -117,7 +117,7 @@ class RowGradients(NamedTuple):
 
 
 def measure_norms(used: Sequence[LayerUse], rows: int) -> RowGradients:
-    """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
+    """Return the gradient norms of `rows` rows, from the uses of layers, and the function that sums the rows."""
     dense: list[LayerUse] = []
     gradients: dict[nn.Parameter, Tensor] = {}
     for one in used:
@@ -152,23 +152,23 @@ def measure_norms(used: Sequence[LayerUse], rows: int) -> RowGradients:
 
 
 def _square_sum(rows: Tensor) -> Tensor:
-    """Return the sum of the squares of each row of (rows, n), in float64; a few rows at a time."""
+    """Return the sum of squares of each row of (rows, n), in float64, in chunks of rows."""
     return torch.cat([part.double().square().sum(1) for part in rows.split(_AT_ONCE)])
 
 
-def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
-    """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64; a few rows at a time."""
-    parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
+def _weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum over rows of `factors` (rows,) times `rows` (rows, ...), in float64, in chunks of rows."""
+    parts = zip(factors.to(rows.device).split(_AT_ONCE), rows.split(_AT_ONCE), strict=True)
     return torch.stack([torch.tensordot(f, part.double(), dims=1) for f, part in parts]).sum(0)
 
 
-def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
-    """Return `found` (rows, ...) with zeros in the rows that are not `fine`."""
-    return torch.where(fine.to(found.device).view(-1, *[1] * (found.dim() - 1)), found, torch.zeros_like(found))
+def _zero_other_rows(rows: Tensor, fine: Tensor) -> Tensor:
+    """Return `rows` (rows, ...) with zeros in the rows where `fine` is false."""
+    return torch.where(fine.to(rows.device).view(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
 
 
 def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:
-    """Return whether the layer is a plain linear one whose weights served in this step once."""
+    """Return whether the layer is a plain linear one whose weights are used only once in this step."""
     if type(one.layer) is not nn.Linear or one.x.dim() != 2:
         return False
     mine = {id(weight) for weight in own_weights(one.layer)}
@@ -176,7 +176,7 @@ def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:
 
 
 def _by_transform(used: LayerUse) -> Samples:
-    """Differentiate the layer for one row after the other, all at once."""
+    """Return the per-row gradients of the layer by `torch.func`, vectorised over rows."""
     weights: dict[str, Any] = {n: p for n, p in used.layer.named_parameters(recurse=False) if p.requires_grad}
 
     def one(g: Tensor, *given: Tensor) -> dict[str, Tensor]:

@@ -1,21 +1,21 @@
-"""Private class sums: class means of embeddings under differential privacy, classes and counts among what is protected.
+"""Private class sums: differentially private class means of embeddings, which protect classes and counts too.
 
-Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006 (noisy
-sums and counts); Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and
-optimal denoising", ICML 2018.
+Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006 (noisy sums
+and counts); Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and optimal
+denoising", ICML 2018.
 
 Neighbours differ in one example, of any class, that is added or taken away. Each row's embedding is clipped to L2 norm
-C, and C itself is put beside it as one number more, so that a row is a vector v of norm sqrt(2) C at most. A client
-sums v over its rows of each class that there is, of none zeros, and adds Gaussian noise of multiplier m to all numbers
-of all classes. A row is in the sum of its own class alone and changes the whole message by sqrt(2) C at most: one
-message is one use of a Gaussian mechanism of multiplier m, however many classes there are. What is sent are the noisy
-counts, the last number over C, and the noisy means, a sum over the count or over 1 where that is less: functions of
-what is private. Every class is sent always, so that names tell nothing; who reads them drops counts below `least`.
+C, and C is appended to it as one more number, so that a row is a vector v of norm sqrt(2) C at most. A client sums v
+over its rows of each class of the task (zeros for a class without rows), and adds Gaussian noise of multiplier m to all
+numbers of all classes. A row is in the sum of its own class alone and changes the whole message by sqrt(2) C at most:
+one message is one use of a Gaussian mechanism of multiplier m, whatever the number of classes. The message has the
+noisy counts, the last number over C, and the noisy means, a sum over max(count, 1): functions of the private sums.
+Every class is always sent, so that the set of classes reveals nothing; the receiver drops counts below `least`.
 
-This holds for embeddings that no other row has changed. A segment that learns from the rows, or whose batch norm looks
-at them, lets one row move every embedding, and the sensitivity of a sum has no bound but the number of rows times 2 C:
-this is refused. `gaussian_release` on the same messages takes such segments: it clips the mean, whatever made it, and
-the ledger then composes every mean of every round. The number of a client's rows is public, as everywhere here.
+This holds for embeddings that do not depend on other rows. In a segment that learns from the rows, or has batch norm in
+training mode, one row changes every embedding, and the sensitivity of a sum is only bounded by the number of rows times
+2 C: such segments are refused. `gaussian_release` on the same messages allows them: it clips the mean itself, and the
+ledger then composes every mean of every round. The number of a client's rows is public, as everywhere here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
 
 class NoisyMeans(NamedTuple):
-    """Of every class: the noisy mean, (classes, width), and the noisy count, (classes,), both float32."""
+    """The noisy mean of every class, (classes, width), and its noisy count, (classes,), both float32."""
 
     means: Tensor
     counts: Tensor
@@ -49,9 +49,9 @@ class NoisyMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivateClassSums:
-    """Clip embeddings to `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one message.
+    """Clips embeddings to `clip` and adds noise by `noise_multiplier`, or by `epsilon` and `delta` of one message.
 
-    `least`: the noisy count below which a class is left out by who reads it.
+    `least`: noisy count below which the receiver drops a class.
     """
 
     clip: float = field(default=1.0, metadata=require_number("private clip", low=0.0, high=LARGEST_NORM, open_low=True))
@@ -68,7 +68,7 @@ class PrivateClassSums:
     least: float = field(default=1.0, metadata=require_number("private least", low=0.0, open_low=True))
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        """Raise `InvalidInput` for parameters out of range, and for a target epsilon beside a multiplier."""
         check_fields(self)
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise InvalidInput("private takes a noise_multiplier, or the epsilon of one message; give one")
@@ -80,15 +80,15 @@ class PrivateClassSums:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one row more or less changes the sums of a message, in L2."""
+        """Largest L2 change of a message's sums when one row is added or removed."""
         return math.sqrt(2) * self.clip
 
     def event(self) -> Event:
-        """Return what one message costs an example."""
+        """Return the privacy event of one message for an example."""
         return Event(Gaussian(self.multiplier), Protects.MESSAGES, neighbours=Neighbours.ADD_REMOVE)
 
     def sums(self, z: Tensor, y: Tensor, classes: int) -> Tensor:
-        """Return the sums that are noised: (classes, width + 1) in float64, the last column `clip` times the counts.
+        """Return the sums before noise: (classes, width + 1) in float64, the last column `clip` times the counts.
 
         z: embeddings (rows, ...); y: (rows,) int64 below `classes`.
         """
@@ -97,7 +97,7 @@ class PrivateClassSums:
         return rows.new_zeros(classes, rows.shape[1]).index_add_(0, y.view(-1).long().to(rows.device), rows)
 
     def release(self, z: Tensor, y: Tensor, classes: int, random: torch.Generator) -> NoisyMeans:
-        """Return what a message holds of embeddings z (rows, ...) with classes y (rows,), noise drawn from `random`."""
+        """Return the message's noisy means of embeddings z (rows, ...) with classes y (rows,); noise from `random`."""
         check_precision("private", "the embedding", z.dtype)
         sums = self.sums(z, y, classes)
         noisy = add_gaussian(sums.cpu(), self.sensitivity, self.multiplier, sums.numel(), random).to(z.device)
@@ -106,7 +106,7 @@ class PrivateClassSums:
 
 
 def private_of(given: object) -> PrivateClassSums | None:
-    """Return the mechanism that is meant: one itself, a table of its parameters, or None for none."""
+    """Return the mechanism given by an instance, by a table of its parameters, or None for none."""
     if given is None or isinstance(given, PrivateClassSums):
         return given
     if not isinstance(given, Mapping):
@@ -117,23 +117,23 @@ def private_of(given: object) -> PrivateClassSums | None:
 
 
 def message_noise(seed: int, replica: int, number: int) -> torch.Generator:
-    """Return the generator of the noise in a client's message of round `number`, of its own for each."""
+    """Return the generator of the noise in a client's message of round `number`, independent of all others."""
     return wide_generator(seed, "private class sums", replica, number)
 
 
 def check_rows_apart(who: str, topology: Topology, facts: TopologyFacts, value: str) -> None:
-    """Refuse, for method `who`, a `value` of which a row shows in that of others, however it comes there."""
+    """Raise `InvalidInput`, for method `who`, if a row of `value` depends on other rows, of any batch."""
     makers = set(topology.makers((value,)))
     if mixes_rows(topology, facts, makers):
         raise InvalidInput(
             f"{who} private bounds what a row changes by its own embedding, and before {value!r} the model mixes the "
-            "rows of a batch, or keeps some: give it layers that treat each row by itself, or take "
+            "rows of a batch, or keeps some: use layers that treat each row independently, or "
             "gaussian_release with on=['prototype->fed_server']"
         )
 
 
 def check_frozen(who: str, topology: Topology, value: str) -> None:
-    """Refuse, for method `who`, a `value` that is made by segments which learn from the rows that it is private for."""
+    """Raise `InvalidInput`, for method `who`, if segments that compute `value` learn from the protected rows."""
     for name in topology.makers((value,)):
         if learns_from_rows(topology.segment(name).module):
             raise InvalidInput(

@@ -1,11 +1,11 @@
-"""One party's private step: clip every row's gradient, add them up, add Gaussian noise, and only then step.
+"""One party's private step: clips every row's gradient, sums them and adds Gaussian noise, before the optimizer step.
 
 Paper: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with differential privacy", CCS 2016.
 
-The rows' gradients are those of the party's own weights; the factor that clips a row may count in what the row's
-gradient measures at other parties, who tell it as a squared norm. A row whose gradient is not finite counts as zeros.
-Rows are added up and noise is drawn in float64, on a grid (`splitfed.defenses.private_noise`), from the seed by party
-and step, so a resumed run draws the same; it does not withstand an adversary who knows the seed.
+The rows' gradients are those of the party's own weights; the clipping factor of a row may include the norms of its
+gradient at other parties, which send their squares. A row whose gradient is not finite counts as zeros. Rows are added
+up and noise is drawn in float64, on a grid (`splitfed.defenses.private_noise`), from the seed by party and step, so a
+resumed run draws the same numbers; it does not protect from an adversary who knows the seed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from splitfed.defenses.private_noise import add_gaussian
 
 @dataclass
 class _Step:
-    """What is kept of one step: the uses of layers whose gradient is to come, and those whose gradient is there."""
+    """State of one step: the uses of layers whose gradient is still missing, and those whose gradient has arrived."""
 
     rows: int
     divisor: float
@@ -48,7 +48,7 @@ class _Step:
 
 
 class PrivateStep:
-    """Clips to `max_norm`, > 0, and adds noise of `noise_multiplier` x `max_norm` to each coordinate of the sum."""
+    """Clips to `max_norm` > 0 and adds noise of `noise_multiplier` x `max_norm` to each coordinate of the sum."""
 
     def __init__(self, holder: PrivatizedParty, max_norm: float, noise_multiplier: float) -> None:
         self.active = False
@@ -60,7 +60,10 @@ class PrivateStep:
         self._step: _Step | None = None
 
     def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
-        """Start a step of `rows` rows whose losses are summed and divided by `divisor`."""
+        """Start a step of `rows` rows whose losses are summed and divided by `divisor`.
+
+        Raises `InvalidInput` for a step on the rows of several clients.
+        """
         if active and self._step is not None:
             raise InvalidInput(
                 f"dp_sgd at {self._holder.party!r}: one step would take the rows of several clients, each of which "
@@ -77,7 +80,7 @@ class PrivateStep:
             yield
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-        """Send `gradients` back from `roots` to the `leaves`, and keep what reaches the layers; no weight gets any."""
+        """Propagate `gradients` from `roots` to the `leaves`, and record them at layers; weights get no gradient."""
         step = self._open_step
         calls, step.calls = step.calls, []
         places: list[Any] = [*(call.edge for call in calls), *leaves]
@@ -99,7 +102,7 @@ class PrivateStep:
         return float(self._measure(self._open_step).norms.sum())
 
     def norms(self) -> Tensor:
-        """Return the squared L2 norm of every row's own gradient: (rows,), in float32, as it is sent."""
+        """Return the squared L2 norm of every row's gradient at this party: (rows,), float32, as it is sent."""
         return self._measure(self._open_step).norms.float()
 
     def hear(self, norms: Tensor) -> None:
@@ -108,7 +111,7 @@ class PrivateStep:
         step.others = norms if step.others is None else step.others + norms
 
     def finish(self) -> int:
-        """Leave in the weights' `grad`: (sum of the clipped rows + noise) / divisor; return the rows not finite."""
+        """Set the weights' `grad` to (sum of clipped rows + noise) / divisor; return the number of rows not finite."""
         step, holder = self._step, self._holder
         if step is None:
             return 0

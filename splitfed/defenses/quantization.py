@@ -1,14 +1,14 @@
-"""Quantization: every number of a release is sent as one of a few evenly spaced levels, in few bits.
+"""Quantization: sends every number of a release as one of a few equally spaced levels, in few bits.
 
 Paper: Jacob, Kligys, Chen, Zhu, Tang, Howard, Adam, Kalenichenko, "Quantization and training of neural networks for
 efficient integer-arithmetic-only inference", CVPR 2018, for the uniform levels between the least and the greatest
 number; Bengio, Leonard, Courville, "Estimating or propagating gradients through stochastic neurons", 2013, for the
-gradient that passes as it is.
+straight-through gradient.
 
-The levels lie between the least and the greatest number of the batch's release, of all of it or of each channel. On
-the wire: the codes in `bits` bits each, without gaps, and for each range its least number and the distance of two
-levels. Where this would not be shorter than the release itself, that many bytes are counted. Zero need not be a level,
-as it is in Jacob et al. The levels depend on the whole batch. No formal guarantee.
+The levels lie between the least and the greatest number of the batch's release, of all of it or of each channel. On the
+wire: the codes in `bits` bits each, without gaps, and for each range its least number and the distance of two levels.
+If that would not be shorter than the release itself, the release's bytes are counted. Unlike in Jacob et al. zero need
+not be a level. The levels depend on the whole batch. No formal guarantee.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ PER = ("tensor", "channel")
 
 @dataclass(frozen=True)
 class Quantization(ReleaseDefense, Codec):
-    """Rounds every release to a number of equally spaced levels.
+    """Rounds every release to equally spaced levels.
 
-    `bits`: 1 to 16, for 2^bits levels. `per`: one range a "tensor", or a "channel" (first dimension of a row).
+    `bits`: 1 to 16, for 2^bits levels. `per`: one range for the "tensor", or one for each "channel" (first dimension of
+    a row).
     """
 
     bits: int = field(
@@ -40,16 +41,16 @@ class Quantization(ReleaseDefense, Codec):
     per: str = field(default="tensor", metadata=require_name("quantization per", PER))
 
     def __post_init__(self) -> None:
-        """Refuse bits outside 1 to 16 and an unknown range."""
+        """Raise `InvalidInput` for bits outside 1 to 16 and an unknown range."""
         super().__post_init__()
         if self.bits > 16:
             raise InvalidInput(f"quantization bits={self.bits!r} is not allowed; expected 1 to 16")
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return the levels that the receiver unpacks, with the gradient of `z`: same shape."""
+        """Return the received release: `z` rounded to the levels, with the gradient of `z`: same shape."""
         # In this order the sum is exact: a release in which digits of z are left over would be no level.
         return decode(*encode(z.detach(), self.bits, self.per)) + (z - z.detach())
 
@@ -62,9 +63,9 @@ class Quantization(ReleaseDefense, Codec):
 
 
 def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the codes of `z` (batch, ...), whole numbers of its own type, and least number and step of each range.
+    """Return the codes of `z` (batch, ...), whole numbers in its dtype, and the minimum and step of each range.
 
-    The ranges broadcast against `z`. Where all numbers of a range are equal its step is 0.
+    The ranges broadcast against `z`. The step of a range of equal numbers is 0.
     """
     # What is not finite makes its whole range not a number, and the run stops with the edge named.
     if per == "channel" and z.dim() > 1:

@@ -1,9 +1,9 @@
-"""Whether a model gives every row a gradient of its own: tried out before training.
+"""Checks before training, on made-up rows, that every row's gradient in a model is independent of all other rows.
 
-Clipping row by row bounds nothing where one row's gradient depends on another row, of this batch or of an earlier one.
-So no row may show in others in what segments return and keep, and in the loss (`splitfed.core.row_independence`), nor,
-of made-up rows, in any input of a layer with weights. The rows' gradients must add up to what autograd says, and
-training may write to no buffer. Which layers a library claims to support plays no part.
+Clipping per row bounds nothing if one row's gradient depends on another row, of this batch or of an earlier one. So the
+outputs and the state of segments, the loss (`splitfed.core.row_independence`), and the inputs of every layer with
+weights must not depend on other rows. The per-row gradients must sum to those of autograd, and training must not change
+any buffer. Lists of layers that a library supports are not used.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from splitfed.defenses.per_example_gradients import (
 NAME = "dp_sgd"
 
 ROWS = 4
-"""The rows of a batch of which a gradient is made for each."""
+"""Number of made-up rows in a test batch."""
 
 _TOLD = {
-    "state": "segment {segment!r}: its state {name!r} takes in the rows without noise",
+    "state": "segment {segment!r}: its state {name!r} is updated from the rows without noise",
     "output": "beside segment {segment!r}: it mixes the rows of a batch in {name!r}",
     "memory": "beside segment {segment!r}: it keeps rows in {name}",
-    "next batch": "beside segment {segment!r}: rows of a batch show in {name!r} of the next one",
-    "count": "beside segment {segment!r}: {name!r} of a row depends on its place in the batch, or on how many rows "
-    "that has, and with sampling='poisson' a row more moves all others: make it of the row alone, or take 'shuffle'",
+    "next batch": "beside segment {segment!r}: {name!r} depends on the rows of the batch before",
+    "count": "beside segment {segment!r}: {name!r} of a row depends on its position in the batch, or on the batch "
+    "size, so with sampling='poisson' one more row changes all others: compute it from the row alone, or use 'shuffle'",
 }
 
 
@@ -52,7 +52,7 @@ _KEPT = torch.arange(ROWS) > 0
 
 
 class _Ran(NamedTuple):
-    """What came of one pass of a segment: its outputs, and the uses of its layers."""
+    """Result of one pass of a segment: its outputs, and the uses of its layers."""
 
     module: nn.Module
     outputs: tuple[Tensor, ...]
@@ -60,7 +60,7 @@ class _Ran(NamedTuple):
 
 
 def check_rowwise(topology: Topology, facts: TopologyFacts, guarded: Sequence[str]) -> None:
-    """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
+    """Raise `InvalidInput` if a row's gradient at the roles `guarded` would depend on other rows."""
     check_batch_norm(topology)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         _refuse(finding, topology)
@@ -84,8 +84,8 @@ def _refuse(finding: Finding, topology: Topology) -> None:
         assert task is not None
         why = "one row changes the gradients of others" if finding.kind == "loss" else "it weighs rows otherwise"
         raise InvalidInput(
-            f"{NAME} needs a loss that is the mean over the rows; that of {task.name!r} is not: {why}, so take the "
-            "mean of what each row has by itself, as reduction='none' and then .mean()"
+            f"{NAME} needs a loss that is the mean over the rows; that of {task.name!r} is not: {why}, so use the "
+            "mean of per-row losses, as reduction='none' and then .mean()"
         )
     # Weights do not learn from what is computed in evaluation mode.
     if finding.kind == "evaluation":
@@ -101,7 +101,7 @@ def _refuse(finding: Finding, topology: Topology) -> None:
 
 
 def check_batch_norm(topology: Topology) -> None:
-    """Refuse batch norm that looks at its batch, at whichever party."""
+    """Raise `InvalidInput` for batch norm in training mode at any party."""
     for segment in topology.segments:
         for name, layer in segment.module.named_modules():
             if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or is_elsewhere(layer):
@@ -112,12 +112,12 @@ def check_batch_norm(topology: Topology) -> None:
                 ways = [puts for puts in (replacement(layer),) if puts] or ["put group norm there"]
                 raise InvalidInput(
                     f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it "
-                    f"mixes the rows of a batch, at whichever party; {ways[0]}, or {way}"
+                    f"mixes the rows of a batch, whatever its party; {ways[0]}, or {way}"
                 )
 
 
 def replacement(layer: nn.Module) -> str | None:
-    """Say what `replace=True` does with `layer`; None where it leaves it alone."""
+    """Return what `replace=True` does with `layer`, as a clause; None if it keeps it."""
     from opacus.validators import ModuleValidator
 
     if type(layer) not in ModuleValidator.FIXERS:
@@ -145,7 +145,10 @@ def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mappin
 
 
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran, fewer: _Ran) -> None:
-    """Refuse a layer whose inputs have no row for each row; `other` has another first row, `fewer` lacks the last."""
+    """Raise `InvalidInput` for a layer whose inputs have no row for each row of the batch.
+
+    `other` is a pass with another first row, `fewer` one without the last row.
+    """
     names = {id(ran.module.get_submodule(name)): name for ran in (one, other, fewer) for name in watched}
     for calls in itertools.zip_longest(one.calls, other.calls, fewer.calls):
         inputs = [() if call is None else (call.x, *call.more) for call in calls]
@@ -164,16 +167,18 @@ def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran,
 
 
 def _check_same(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module], ran: _Ran) -> None:
-    """Refuse a layer that makes one row for all, and of whose rows for each the model makes something else."""
+    """Raise `InvalidInput` for a layer that computes one row for all, which the model does not use equally for each."""
     shared = [call.layer for call in ran.calls if call.x.stride()[:1] == (0,)]
     plain = _run_segment(segment, values, {}) if shared else ran
     if not all(map(same_tensors, plain.outputs, ran.outputs)):
         name = next(n for n in watched if ran.module.get_submodule(n) is shared[0])
-        raise _layer_error(segment, name, shared[0], "it makes one row for all, which is not used as one for each", "")
+        raise _layer_error(
+            segment, name, shared[0], "it computes one row for all, which is not used equally for each", ""
+        )
 
 
 def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -> None:
-    """Compare the sum of the rows' gradients with that of autograd, for a made-up gradient of the outputs."""
+    """Raise `InvalidInput` unless per-row gradients sum to that of autograd, for a random output gradient."""
     roots = [t for t in ran.outputs if t.requires_grad]
     cotangents = [_random_like(t.detach(), segment.name, str(i)) for i, t in enumerate(roots)]
     weights = {n: p for n, p in ran.module.named_parameters() if p.requires_grad}
@@ -205,6 +210,6 @@ def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str, way: s
     place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
     if not way and any(isinstance(m, nn.Dropout) and m.p > 0 for m in layer.modules()):
         way = "set the dropout inside it to 0"
-    frozen = "freeze it, if it may stay as it is: its weights' requires_grad_(False)"
+    frozen = "freeze it if it need not learn: its weights' requires_grad_(False)"
     ways = ", or ".join(one for one in (replacement(layer), way, frozen) if one)
     return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}; {ways}")

@@ -1,18 +1,19 @@
-"""Shredder: noise tensors learnt so that they do not disturb the task; each row of a release gets one of them added.
+"""Shredder: adds one of a set of noise tensors, learnt to keep the task's accuracy, to each row of a release.
 
 Paper: Mireshghallah, Taram, Ramrakhyani, Jalali, Tullsen, Esmaeilzadeh, "Shredder: learning noise distributions to
 protect inference privacy", ASPLOS 2020.
 
-The segments before the cut are frozen as they are given (give trained ones: they learn nothing here), batch norm too.
-A set of `members` tensors, each of the size of a row's release, starts from a Laplace distribution of mean 0 and scale
-`scale` and learns min CE - weight sum|n|, a member's share of both. Each row of each release gets a member drawn
-afresh, in training and at inference. While the noise is as strong as `target` wishes, Var(n) / E[z^2] over the set and
-the batch (the inverse of the signal-to-noise ratio, their privacy in vivo), the second term is off.
+The segments before the cut are frozen, including batch norm, so they should be trained beforehand. A set of `members`
+tensors, each of the size of a row's release, is initialised from a Laplace distribution of mean 0 and scale `scale` and
+trained by min CE - weight sum|n|, averaged over members. Each row of each release gets a random member, drawn afresh in
+training and at inference. The second term is switched off while Var(n) / E[z^2] over the set and the batch (the inverse
+of the signal-to-noise ratio, their privacy in vivo) is at least `target`.
 
-Deviations: theirs learns the tensors one after another, with the segments behind the cut frozen too, and lets the
-weight decay at the target; here the set learns at once and what stands behind the cut learns as its owner wants. Some
-public code has 1/std(n) in place of the sum. The tensors belong to the segment: where clients' segments are averaged,
-so are they, member by member. Who has the set and many releases can take most of it off: no formal guarantee.
+Deviations: theirs trains the tensors one after another, with the segments behind the cut frozen too, and decays the
+weight at the target; here the whole set is trained together, and the segments behind the cut are trained as their owner
+chooses. Some public code has 1/std(n) in place of the sum. The tensors belong to the segment: if clients' segments are
+averaged, so are they, member by member. An adversary with the set and many releases can remove most of the noise: no
+formal guarantee.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guar
 
 @dataclass(frozen=True)
 class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
-    """`members` tensors of Laplace(0, `scale`), pushed apart by `weight` >= 0 up to the strength `target` > 0."""
+    """Adds one of `members` noise tensors, drawn from Laplace(0, `scale`) and trained, to each row.
+
+    `weight` >= 0: of the term that enlarges the noise, until its strength reaches `target` > 0.
+    """
 
     members: int = field(default=20, metadata=require_count("shredder members", low=1))
     scale: float = field(default=1.0, metadata=require_number("shredder scale", low=0.0, open_low=True))
@@ -46,7 +50,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     )
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""
+        """Return `topology` with all segments before the guarded edges frozen, and a noise set for every value."""
         edges = self.edges(topology)
         check_all_guarded("shredder", topology, edges, facts)
 
@@ -56,7 +60,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
         return append_layers("shredder", freeze_segments(topology, edges), edges, facts, seed, noises)
 
     peeks = True
-    """Its tensors learn from the rows."""
+    """The release reads the noise tensors, which are trained on rows."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` with a member of the set added to each row: same shape."""
@@ -72,16 +76,16 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
         return z if layer is None else z + layer.noise.mean(0)
 
     penalty_reads_layers = True
-    """The noise is that of a layer."""
+    """The penalty reads the noise of a layer."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return -weight * sum|n|, mean over members, summed over the noise sets still below the target: a scalar."""
+        """Return -weight * sum|n|, mean over members, summed over the noise sets below the target: a scalar."""
         layers = layers_on(context.module, NoiseSet, context.edge)
         return -self.weight * torch.stack([layer.size(self.target) for layer in layers]).sum()
 
 
 class NoiseSet(Layer):
-    """Holds the tensors, `noise` (members, ...), and lets a release pass; its defense adds one to each row."""
+    """Holds the tensors `noise` (members, ...) and is the identity; its defense adds one of them to each row."""
 
     def __init__(self, value: str, members: int, shape: tuple[int, ...], scale: float) -> None:
         super().__init__(value)
@@ -90,12 +94,12 @@ class NoiseSet(Layer):
         self.noise = nn.Parameter(scale * (first - second))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return `z` as it is."""
+        """Return `z` unchanged."""
         self.kept = (z.detach(),)
         return z
 
     def in_vivo(self) -> Tensor:
-        """Return the strength of the noise beside the batch that is being released: Var(n) / E[z^2]."""
+        """Return the strength of the noise relative to the batch being released: Var(n) / E[z^2]."""
         return self.noise.detach().var(correction=0) / self.kept[0].square().mean()
 
     def size(self, target: float) -> Tensor:

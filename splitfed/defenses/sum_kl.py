@@ -1,18 +1,19 @@
-"""The noise that two Gaussian classes need to look alike: least sum of both Kullback-Leibler divergences at a power.
+"""Optimal noise for two Gaussian classes: the least sum of both Kullback-Leibler divergences at a given power.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022, theorem 2.
 
-Negatives have covariance u I, positives v I, in d dimensions, with means Delta apart. Each class gets noise of variance
-`along` in the direction of Delta and `around` in every other. The sum of the divergences of the noised classes is
+Negatives have covariance u I, positives v I, in d dimensions; the means differ by Delta. Each class gets noise of
+variance `along` in the direction of Delta and `around` in every other. The sum of the divergences of the noised classes
+is
 
     (d-1)/2 (A + 1/A) + (a + |Delta|²)/(2b) + (b + |Delta|²)/(2a) - d
 
 with a = u + along of the negatives, b = v + along of the positives, A the ratio of u, v plus around. It is minimised
-over along >= around >= 0 such that the mean power over both classes, p of them positive, is at most the budget.
-The class of greater variance needs nothing around (the paper's theorem; a test compares with a search over all four
-numbers). For a given `around` of the other, the sum is convex along the line of equal power and its minimum is known
-in closed form, so that a search over one number is left; the paper's code alternates between three.
+over along >= around >= 0 such that the mean power over both classes, p of them positive, is at most the budget. The
+class of greater variance needs no noise `around` (the paper's theorem; a test compares with a search over all four
+numbers). For a given `around` of the other, the sum is convex along the line of equal power and its minimum is known in
+closed form, so that a search over one number is left; the paper's code alternates between three.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _ZOOMS = 3
 
 @dataclass(frozen=True)
 class NoiseVariances:
-    """Variances for negatives (0) and positives (1), `along` the difference of means and `around` it.
+    """Noise variances for negatives (0) and positives (1), along the difference of means and around it.
 
-    `sum_kl`: the sum of the divergences that is left, in nats; infinite where nothing hides a class without spread.
+    `around`: in every orthogonal direction. `sum_kl`: the remaining sum of the divergences, in nats; infinite if a
+    class without variance gets no noise.
     """
 
     along: tuple[float, float]
@@ -40,30 +42,34 @@ class NoiseVariances:
 
     @property
     def detection_error(self) -> float:
-        """The least mean of false positive and false negative rate of any detector: 1/2 - sqrt(sum_kl)/4, in [0, .5].
+        """Lower bound 1/2 - sqrt(sum_kl)/4, in [0, .5], on the mean error of any detector.
 
-        It holds for classes that are Gaussian as assumed, for a detector that sees one example.
+        The mean is that of false positive and false negative rate. The bound holds for classes that are Gaussian as
+        assumed, and for a detector that reads one example.
         """
         return detection_error(self.sum_kl)
 
 
 def detection_error(sum_kl: float) -> float:
-    """Return the bound max(1/2 - sqrt(sum_kl)/4, 0) on any detector's mean of both error rates."""
+    """Return the lower bound max(1/2 - sqrt(sum_kl)/4, 0) on any detector's mean of both error rates."""
     return max(0.5 - math.sqrt(sum_kl) / 4, 0.0)
 
 
 def sum_kl(along: tuple[float, float], around: tuple[float, float], u: float, v: float, d: int, gap: float) -> float:
-    """Return the sum of both divergences of classes of variances `u`, `v` and squared distance `gap`, so noised."""
+    """Return the sum of both divergences of the noised classes.
+
+    `u`, `v`: variances of the classes before noise; `gap`: squared distance of their means.
+    """
     a, b = (torch.tensor(x, dtype=torch.float64) for x in (along[0] + u, along[1] + v))
     c, e = (torch.tensor(x, dtype=torch.float64) for x in (around[0] + u, around[1] + v))
     return float(_kl_of_other_dimensions(c, e, d) + _kl_along_difference(a, b, gap))
 
 
 def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float) -> NoiseVariances:
-    """Return the best noise for classes of variances `u` (negatives), `v` (positives) per dimension of `d`.
+    """Return the optimal noise for classes of variances `u` (negatives), `v` (positives) per dimension of `d`.
 
-    `gap` > 0: the squared distance of their means. `p` in (0, 1): the share of positives. `power` >= 0: the mean over
-    examples of the noise's expected squared length, at most.
+    `gap` > 0: squared distance of their means. `p` in (0, 1): share of positives. `power` >= 0: upper limit of the mean
+    over examples of the noise's expected squared length.
     """
     if v < u:
         other = least_sum_kl(v, u, d, gap, 1 - p, power)
@@ -91,7 +97,7 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
 
 
 def _value(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> Tensor:
-    """The least sum of divergences by the `around` of the negatives: (n,), for a gap of one."""
+    """Return the least sum of divergences for each `around` of the negatives, (n,), at a gap of one."""
     a, b = _best_variances(around, u, v, d, p, power)
     return _kl_of_other_dimensions(around + u, torch.tensor(v, dtype=torch.float64), d) + _kl_along_difference(
         a, b, 1.0
@@ -99,7 +105,7 @@ def _value(around: Tensor, u: float, v: float, d: int, p: float, power: float) -
 
 
 def _best_variances(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> tuple[Tensor, Tensor]:
-    """The best variances (a, b) along the difference, noise and spread together, with what power is left of it."""
+    """Return the optimal variances (a, b) along the difference, classes plus noise, with the remaining power."""
     left = power - (1 - p) * (d - 1) * around + p * v + (1 - p) * u
     slope = ((left + (1 - p)) / (left + p)).sqrt()
     a = left / (p * slope + (1 - p))
@@ -109,12 +115,12 @@ def _best_variances(around: Tensor, u: float, v: float, d: int, p: float, power:
 
 
 def _kl_of_other_dimensions(c: Tensor, e: Tensor, d: int) -> Tensor:
-    """What the d - 1 other dimensions add: (d-1)/2 (c/e + e/c - 2), nothing for equal variances, zero ones too."""
+    """Return the contribution of the d - 1 orthogonal dimensions: (d-1)/2 (c/e + e/c - 2); 0 for equal variances."""
     if d == 1:
         return torch.zeros(())
     return torch.where(c == e, 0.0, (d - 1) / 2 * (c - e).square() / (c * e))
 
 
 def _kl_along_difference(a: Tensor, b: Tensor, gap: float) -> Tensor:
-    """What the direction of the difference adds: (a + gap)/(2b) + (b + gap)/(2a) - 1."""
+    """Return the contribution of the direction of the difference: (a + gap)/(2b) + (b + gap)/(2a) - 1."""
     return (a - b).square() / (2 * a * b) + gap / 2 * (1 / a + 1 / b)

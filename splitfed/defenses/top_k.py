@@ -1,12 +1,12 @@
-"""Top-k: only the numbers of greatest magnitude of each row of a release are sent, with their places.
+"""Top-k: sends only the numbers of greatest magnitude of each row of a release, with their positions.
 
 Paper: Zheng, Chen, Lyu, Yao, "Reducing communication for split learning by randomized top-k sparsification", IJCAI
 2023, for the sparse release and its size: a value and a place of ceil(log2 d) bits for each number kept of d.
 
-This is their deterministic form; the randomized one, which keeps other numbers now and then in training, is not here.
-Of the numbers left out no gradient reaches the sender's segments, but the gradient crosses as a whole, where theirs
-sends only the part that is used. So many numbers that this is not shorter are sent as they are. Small numbers are not
-secret: what is kept tells which they were. No formal guarantee.
+This is their deterministic form; the randomized one, which sometimes keeps other numbers in training, is not
+implemented. Dropped numbers get no gradient in the sender's segments, but the whole gradient is sent, where theirs
+sends only the used part. If that would not be shorter, the release is sent uncompressed. Small numbers are not secret:
+the positions of the kept ones reveal which they are. No formal guarantee.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from splitfed.defenses.fitted_layers import values_of
 class TopK(ReleaseDefense, Codec):
     """Keeps the largest numbers of every row of a release, and sets the others to zero.
 
-    `k`: how many numbers of each row are kept, at least 1 and at most all.
+    `k`: count of numbers kept in each row, between 1 and the row's count.
     """
 
     k: int = field(
@@ -39,10 +39,10 @@ class TopK(ReleaseDefense, Codec):
     )
 
     on_uploads = True
-    """It acts on rows of numbers, whatever they are."""
+    """It can act on uploads too, as it accepts rows of any shape."""
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
-        """Refuse a release that has fewer numbers a row."""
+        """Raise `InvalidInput` for a release with fewer than `k` numbers a row."""
         for value in values_of(topology, self.edges(topology), facts):
             if (numbers := prod(facts.shapes[value])) < self.k:
                 raise InvalidInput(f"top_k k={self.k} is not allowed: {value!r} has {numbers} numbers a row")
@@ -62,12 +62,12 @@ class TopK(ReleaseDefense, Codec):
 
 
 def place_bits(numbers: int) -> int:
-    """Return the bits of a place among `numbers`: ceil(log2(numbers))."""
+    """Return the number of bits of a position among `numbers`: ceil(log2(numbers))."""
     return (numbers - 1).bit_length()
 
 
 def places(z: Tensor, k: int) -> Tensor:
-    """Return where the `k` numbers of greatest magnitude of each row stand: (batch, k), in rising order."""
+    """Return the positions of the `k` numbers of greatest magnitude of each row: (batch, k), in ascending order."""
     # A stable order, so that ties fall the same way on every device.
     order = flat_rows(z.detach()).abs().sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(1).values

@@ -1,8 +1,8 @@
-"""A variational encoder of a value, number by number: what `mid` and `mid_labels` put around a cut.
+"""A variational encoder of a value, number by number, as used by `mid` and `mid_labels`.
 
-It makes a mean mu and a standard deviation s = softplus(h - 5), as in Alemi, Fischer, Dillon, Murphy, "Deep variational
-information bottleneck", ICLR 2017, so that it starts with little noise. mu and h are one linear layer each, a 1x1
-convolution for images, of the value's own size.
+It computes a mean mu and a standard deviation s = softplus(h - 5), as in Alemi, Fischer, Dillon, Murphy, "Deep
+variational information bottleneck", ICLR 2017, so that training starts with little noise. mu and h are one linear layer
+each, a 1x1 convolution for images, of the value's own size.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from splitfed.defenses.fitted_layers import Layer
 
 
 class Variational(Layer):
-    """Makes mean and standard deviation of (batch, channels, ...), returns the mean and keeps both.
+    """Computes mean and standard deviation of (batch, channels, ...), returns the mean and stores both.
 
-    `name`: of the defense that puts it there, for a refusal.
+    `name`: of its defense, for error messages.
     """
 
     name = "mid"

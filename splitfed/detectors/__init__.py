@@ -1,4 +1,4 @@
-"""Detectors: how a client may notice that its gradients do not serve the task; one a file, imported on first use."""
+"""Detectors: how a client detects that received gradients do not serve its task; one a file, imported on first use."""
 
 from typing import TYPE_CHECKING
 

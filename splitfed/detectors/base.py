@@ -1,8 +1,8 @@
-"""The contract of a detector: it works at one client, sees that client's gradients, and raises an alarm.
+"""The contract of a detector: it examines the gradients that one client receives, and raises an alarm.
 
-A detector is a frozen value; `watch` makes its running state at one client. It may send a batch of its
-own making in place of one of the client's, and keep the client from learning of it. It knows what the client knows:
-its data, its labels, its segments and their gradients, and the architecture of the whole.
+A detector is a frozen value; `watch` creates its running state at one client. It may replace the labels of a batch, and
+drop the client's optimizer step for it. It knows what the client knows: its data, its labels, its segments and their
+gradients, and the architecture of the whole model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from splitfed.core.errors import check_fields
 from splitfed.core.topology import Topology
 
 LocalTrainer = Callable[[Tensor, int, int], Tensor]
-"""Trains the whole model on the client's own machine: on these rows of its training data, for so many epochs, from the
-client's weights and those of a server of that number: the gradients of the client's first weights, (steps, weights)."""
+"""Trains the whole model on the client's own machine: (rows, epochs, server) -> gradients (steps, weights).
+
+`rows`: positions of training rows; `server`: number of the local server, which determines its initial weights. Training
+starts from the client's current weights; the gradients are those of the client's first weights.
+"""
 
 
 @dataclass(frozen=True)
 class DetectorSite:
-    """What a detector knows at its client: its name, its training rows (as its party holds them, inputs by value
-    and labels by head), how many classes there are, `train_locally`, which trains the
-    whole model there, and a seed."""  # fmt: skip
+    """What a detector knows at its client.
+
+    Its name, its training rows (as its party holds them, inputs by value and labels by head), the number of classes,
+    `train_locally`, which trains the whole model there, and a seed.
+    """
 
     client: str
     inputs: Mapping[str, Tensor]
@@ -42,7 +47,7 @@ class DetectorState:
     steps: int = 0
 
     def fake(self, rows: Tensor) -> Mapping[str, Tensor] | None:
-        """Return labels by head to send with the client's `rows` in place of the true ones, or None to send those."""
+        """Return labels by head to send with the client's `rows` instead of the true ones; None sends the true ones."""
         return None
 
     def judge(self, gradient: Tensor | None) -> bool:
@@ -55,7 +60,7 @@ class DetectorState:
         raise NotImplementedError
 
     def alarm(self) -> None:
-        """Note the first step at which the server looked malicious."""
+        """Record the current step as that of the first alarm, unless there was one before."""
         if self.alarmed_at is None:
             self.alarmed_at = self.steps
 
@@ -64,11 +69,11 @@ class DetectorState:
         return {"alarm": self.alarmed_at is not None, "alarmed_at": self.alarmed_at}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return {"steps": self.steps, "alarmed_at": self.alarmed_at}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         self.steps, self.alarmed_at = state["steps"], state["alarmed_at"]
 
 
@@ -77,11 +82,11 @@ class Detector:
     """Base of all detectors; a subclass writes `watch`."""
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require."""
+        """Raise `InvalidInput` for parameters that violate the requirements in their fields' metadata."""
         check_fields(self)
 
     def check(self, topology: Topology) -> None:
-        """Refuse, before training, a topology in which the detector could not work."""
+        """Raise `InvalidInput`, before training, for a topology in which the detector cannot work."""
 
     def watch(self, site: DetectorSite) -> DetectorState:
         """Return the state of the detector at one client."""

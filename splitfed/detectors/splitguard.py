@@ -1,14 +1,14 @@
-"""SplitGuard: a client sends wrong labels now and then: an honest server's gradients change, a hijacker's do not.
+"""SplitGuard: sends wrong labels in some batches, which change an honest server's gradients but not a hijacker's.
 
-Paper: Erdogan, Kupcu, Cicek, "SplitGuard: detecting and mitigating training-hijacking attacks in split learning",
-WPES 2022.
+Paper: Erdogan, Kupcu, Cicek, "SplitGuard: detecting and mitigating training-hijacking attacks in split learning", WPES
+2022.
 
 With F, R1 and R2 the first-layer gradients of the fake batches and of two random halves of the regular ones, R the
-average of the halves, theta the angle between two means (radians) and d the absolute difference of two mean norms:
-S = (theta(F, R) d(F, R) - theta(R1, R2) d(R1, R2)) / (d(F, R) + d(R1, R2)), and the score is sigmoid(alpha S)^beta:
-near one for an honest server, a quarter where wrong labels make no difference. A fake batch stands in place of a
-regular one and the client does not learn of it; the server, which cannot tell, does. The alarm is raised when the mean
-of the last `window` scores is under `threshold`: window 1 is the paper's fast policy, a longer one its vote.
+average of the halves, theta the angle between two means (radians) and d the absolute difference of two mean norms: S =
+(theta(F, R) d(F, R) - theta(R1, R2) d(R1, R2)) / (d(F, R) + d(R1, R2)), and the score is sigmoid(alpha S)^beta: near
+one for an honest server, a quarter if wrong labels make no difference. A fake batch replaces a regular one; the client
+takes no optimizer step on it, but the server, which cannot recognise it, does. The alarm is raised when the mean of the
+last `window` scores is under `threshold`: window 1 is the paper's fast policy, a longer one its vote.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _GROUPS = ("fake", "one", "two")
 
 @dataclass(frozen=True, kw_only=True)
 class SplitGuard(Detector):
-    """After `start` batches each is fake with probability `rate`; `alpha` and `beta` shape the score."""
+    """Sends a fake batch with probability `rate` after `start` batches; `alpha` and `beta` shape the score.
+
+    `threshold`: mean of the last `window` scores below which the alarm is raised.
+    """
 
     start: int = field(default=20, metadata=require_count("splitguard start", low=0))
     rate: float = field(
@@ -43,7 +46,7 @@ class SplitGuard(Detector):
     window: int = field(default=10, metadata=require_count("splitguard window", low=1))
 
     def check(self, topology: Topology) -> None:
-        """Refuse clients without labels that could be wrong."""
+        """Raise `InvalidInput` for clients without class labels."""
         for head in topology.heads:
             if head.task is not None and head.task.name not in ("classification", "binary"):
                 raise InvalidInput(f"splitguard sends wrong classes; the task here is {head.task.name}")
@@ -67,7 +70,7 @@ class _SplitGuardState(DetectorState):
         self.lowest = 1.0
 
     def fake(self, rows: Tensor) -> Mapping[str, Tensor] | None:
-        """Make up wrong labels, by chance."""
+        """Return random wrong labels with the probability `rate`, else None."""
         random = generator(self.site.seed, "splitguard", self.steps)
         chance, half = torch.rand(2, generator=random, dtype=torch.float64).tolist()
         fake = self.steps >= self.plan.start and chance < self.plan.rate
@@ -77,7 +80,7 @@ class _SplitGuardState(DetectorState):
         return {name: draw_wrong_labels(y[rows], self.site.classes, random) for name, y in self.site.labels.items()}
 
     def look(self, gradient: Tensor) -> bool:
-        """File the gradient; after a fake batch, score."""
+        """Add the gradient to its group; after a fake batch, compute the score and drop the optimizer step."""
         group = self.group
         self.sums[group] = self.sums[group] + gradient if group in self.sums else gradient
         self.norms[group] += float(gradient.norm())
@@ -96,23 +99,23 @@ class _SplitGuardState(DetectorState):
         return False
 
     def metrics(self) -> dict[str, Any]:
-        """Return the alarm, the last score, the lowest mean over a window so far, and the number of fake batches."""
+        """Return the alarm, the last score, the lowest windowed mean so far, and the number of fake batches."""
         return {**super().metrics(), "score": self.last, "lowest": self.lowest, "fakes": self.counts["fake"]}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state that a resumed run needs."""
         own = {"sums": dict(self.sums), "norms": dict(self.norms), "counts": dict(self.counts)}
         return {**super().state(), **own, "scores": list(self.scores), "last": self.last, "lowest": self.lowest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         super().load_state(state)
         self.sums, self.norms, self.counts = dict(state["sums"]), dict(state["norms"]), dict(state["counts"])
         self.scores, self.last, self.lowest = list(state["scores"]), state["last"], state["lowest"]
 
 
 def draw_wrong_labels(y: Tensor, classes: int, random: torch.Generator) -> Tensor:
-    """Return for each label another one, every other class as likely: (rows,)."""
+    """Return for each label another one, drawn uniformly from the other classes: (rows,)."""
     shift = torch.randint(1, classes, y.shape, generator=random).to(y.device)
     return ((y + shift) % classes).to(y.dtype)
 
@@ -129,6 +132,6 @@ def score(means: Mapping[str, Tensor], norms: Mapping[str, float], alpha: float 
 
 
 def _angle(one: Tensor, two: Tensor) -> float:
-    """Return the angle in radians; zero where one of them has no direction."""
+    """Return the angle in radians; zero if one of the vectors is zero."""
     lengths = one.norm() * two.norm()
     return float(torch.arccos((one @ two / lengths).clamp(-1, 1))) if float(lengths) > 0 else 0.0

@@ -1,14 +1,14 @@
-"""SplitOut: a client trains the whole model locally on a few rows; gradients unlike those it got there are outliers.
+"""SplitOut: detects gradients that are outliers among those of honest local training on a few rows.
 
 Paper: Erdogan, Teksen, Celiktenyildiz, Kupcu, Cicek, "SplitOut: out-of-the-box training-hijacking detection in split
 learning via outlier detection", CANS 2024.
 
-The client knows the architecture and makes a server of its own. The first-layer gradients of that honest training teach
-a local outlier factor (novelty detection, as many neighbours as there are gradients, less one); each gradient that the
-real server causes is then in or out, and the server is called malicious when most of the last `window` are out.
+The client knows the architecture and trains with a local server of its own. A local outlier factor (novelty detection,
+one neighbour fewer than gradients) is fitted to the first-layer gradients of that honest training; each gradient from
+the real server is then an inlier or an outlier, and the alarm is raised when most of the last `window` are outliers.
 
-The paper trains with one server. What an honest gradient looks like depends on the weights a server starts from, and
-one start is no guide to another in small models: we train with several, each started afresh.
+The paper trains with one server. Honest gradients depend on the initial weights of the server, and in small models
+differ between initialisations: we train with several servers, each drawn afresh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOut(Detector):
-    """Train at home on a `share` of the client's rows for `epochs`, `servers` times; decide over `window` gradients."""
+    """Trains locally on a `share` of the client's rows for `epochs`, with each of `servers` servers.
+
+    `window`: number of gradients that an alarm is decided on.
+    """
 
     share: float = field(default=0.1, metadata=require_number("splitout share", low=0.0, high=1.0, open_low=True))
     epochs: int = field(default=10, metadata=require_count("splitout epochs", low=1))
@@ -41,7 +44,7 @@ class SplitOut(Detector):
 
 
 class _SplitOutState(DetectorState):
-    """Honest gradients, the outlier factor they teach, and the last verdicts."""
+    """Honest gradients, the outlier factor fitted to them, and the last verdicts."""
 
     def __init__(self, plan: SplitOut, site: DetectorSite) -> None:
         from sklearn.neighbors import LocalOutlierFactor
@@ -60,7 +63,7 @@ class _SplitOutState(DetectorState):
         self.verdicts: deque[bool] = deque(maxlen=plan.window)
 
     def look(self, gradient: Tensor) -> bool:
-        """Judge the gradient; the client learns of it all the same."""
+        """Classify the gradient as inlier or outlier; the client takes its optimizer step in either case."""
         self.verdicts.append(bool(self.factor.predict(gradient.numpy()[None])[0] < 0))
         if len(self.verdicts) == self.plan.window and self.outliers > 0.5:
             self.alarm()
@@ -68,7 +71,7 @@ class _SplitOutState(DetectorState):
 
     @property
     def outliers(self) -> float:
-        """The share of the last gradients that were out."""
+        """Share of outliers among the last gradients, in [0, 1]."""
         return sum(self.verdicts) / max(len(self.verdicts), 1)
 
     def metrics(self) -> dict[str, Any]:
@@ -76,10 +79,10 @@ class _SplitOutState(DetectorState):
         return {**super().metrics(), "outliers": self.outliers}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the rest follows from the seed."""
+        """Return the state that a resumed run needs; the rest follows from the seed."""
         return {**super().state(), "verdicts": list(self.verdicts)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         super().load_state(state)
         self.verdicts = deque(state["verdicts"], maxlen=self.plan.window)

@@ -1,4 +1,4 @@
-"""ExpertMatcher: a client finds the expert model that fits its data, without sending its data; imported on use."""
+"""ExpertMatcher: finds the expert model that fits a client's data, from codes instead of the data; imported on use."""
 
 from __future__ import annotations
 

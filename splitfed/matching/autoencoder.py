@@ -1,12 +1,11 @@
-"""The autoencoder of an expert: learns a short code of the rows the expert was trained on.
+"""The autoencoder of an expert: a low-dimensional code of the rows the expert was trained on.
 
 Paper: Sharma, Vepakomma, Swedish, Chang, Kalpathy-Cramer, Raskar, "ExpertMatcher: Automating ML Model Selection for
 Users in Resource Constrained Countries", 2019 (arXiv 1910.02312): one autoencoder for each expert's data.
 
-Only the abstracts of the two papers could be read. A fully connected autoencoder with one hidden layer, the code,
-128 wide, is what others report of them. Whether the code goes through a nonlinearity is not known: here it is
-linear, and so is the reconstruction; ReLUs stand after the `hidden` layers only. Width, optimizer and stopping rule
-are our own choice where no other is given.
+Only the abstracts of the two papers were available. Others report a fully connected autoencoder with one hidden layer,
+the code, 128 wide. Whether the code has a nonlinearity is not known: here it is linear, and so is the reconstruction;
+ReLUs follow the `hidden` layers only. Other details of width, optimizer and stopping rule are ours.
 """
 
 from __future__ import annotations
@@ -30,10 +29,13 @@ Progress = Callable[[int, int, Mapping[str, Any]], None]
 
 @guard_constructor
 class Autoencoder(nn.Module):
-    """`encoder` takes flattened rows (n, inputs) to codes (n, code), `decoder` takes codes back."""
+    """Fully connected autoencoder: `encoder` maps flattened rows (n, inputs) to codes (n, code), `decoder` back."""
 
     def __init__(self, inputs: int, code: int, hidden: Sequence[int] = (), *, seed: int = 0) -> None:
-        """Draw the weights from `seed`; `hidden` are the widths between input and code, mirrored in the decoder."""
+        """Draw the weights from `seed`; `hidden`: widths between input and code, mirrored in the decoder.
+
+        Raises `InvalidInput` for a code as wide as a row.
+        """
         super().__init__()
         check_count("inputs", inputs, low=2)
         for width in hidden:
@@ -42,7 +44,7 @@ class Autoencoder(nn.Module):
         if code >= inputs:
             raise InvalidInput(
                 f"code={code} is not allowed for rows of {inputs} values; expected at most {inputs - 1}: "
-                "a code as wide as a row can copy every row, so that its error says nothing"
+                "a code as wide as a row can copy every row without error"
             )
         widths = (inputs, *hidden, code)
         with stream(derive(seed, "autoencoder")):
@@ -55,7 +57,7 @@ class Autoencoder(nn.Module):
 
 
 def layers(widths: Sequence[int]) -> nn.Sequential:
-    """Return linear layers between `widths`, with a ReLU between two of them and none after the last."""
+    """Return linear layers between `widths`, with ReLUs between them and none after the last."""
     found: list[nn.Module] = []
     for width, following in pairwise(widths):
         found += [nn.Linear(width, following), nn.ReLU()]
@@ -63,7 +65,7 @@ def layers(widths: Sequence[int]) -> nn.Sequential:
 
 
 def from_state(state: Mapping[str, Tensor]) -> nn.Sequential:
-    """Return `layers` with a copy of the weights in `state`, which also tell their widths."""
+    """Return `layers` with a copy of the weights in `state`, which also determine their widths."""
     matrices = [tensor for name, tensor in state.items() if name.endswith("weight")]
     module = layers([matrices[0].shape[1], *(matrix.shape[0] for matrix in matrices)])
     module.load_state_dict(state)
@@ -77,13 +79,13 @@ def encode(encoder: nn.Module, x: Tensor) -> Tensor:
 
 
 def reconstruct(encoder: nn.Module, decoder: nn.Module, x: Tensor) -> Tensor:
-    """Return the rows (n, inputs) that the decoder makes of the codes of `x` (n, ...)."""
+    """Return the reconstructions (n, inputs) of the rows `x` (n, ...)."""
     rows: Tensor = decoder(encode(encoder, x))
     return rows
 
 
 class Fit(NamedTuple):
-    """The validation loss (mean squared error) after each epoch, and the epoch, from 0, whose weights were kept."""
+    """Validation loss (mean squared error) after each epoch, and the epoch, from 0, whose weights were kept."""
 
     losses: tuple[float, ...]
     best: int
@@ -101,10 +103,10 @@ def fit(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Fit:
-    """Train with Adam on the mean squared error until it has not fallen on `validation` for `patience` epochs.
+    """Train with Adam on the mean squared error until that on `validation` has not fallen for `patience` epochs.
 
     train, validation: (n, ...) rows. The weights of the best epoch are kept. `progress(epoch, epochs, metrics)` is
-    called after every epoch, counted from 1. Raises `NonFinite` when the loss leaves the finite numbers.
+    called after every epoch, counted from 1. Raises `NonFinite` if the loss is not finite.
     """
     for name, count in (("epochs", epochs), ("patience", patience), ("batch_size", batch_size)):
         check_count(name, count, low=1)

@@ -1,11 +1,11 @@
-"""A client that looks for its expert: it receives encoders and answers with codes, never with rows.
+"""A client of ExpertMatcher: it receives encoders and sends codes of its rows, never the rows.
 
 Paper: Sharma et al., "ExpertMatcher: Automating ML Model Selection for Clients using Hidden Representations", 2019
 (arXiv 1910.03731): matching without sharing the client's raw data.
 
-What crosses is not harmless: whoever holds the decoder that belongs to an encoder turns codes back into rows close
-to the client's own, and the matching server holds it. The reconstruction measure sends errors first, one number a
-row and expert, and codes for the chosen expert only.
+Codes are not private: with the decoder of an encoder, which the matching server holds, they can be decoded to rows
+close to the client's own. With the reconstruction measure the client sends errors first, one number for each row and
+expert, and codes for the chosen expert only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from splitfed.matching.autoencoder import encode, from_state, reconstruct
 
 @guard_constructor
 class Client:
-    """Holds rows `x` (n, ...), float, of one client, and what it received; hands out messages only."""
+    """Holds the rows `x` (n, ...), float, of one client and the received weights; returns messages only."""
 
     def __init__(self, name: str, x: Tensor) -> None:
-        """Refuse rows that are no finite floats; they are read as float32. `name` is the party's."""
+        """Store the rows as float32; raise `InvalidInput` unless they are finite floats. `name`: of the party."""
         if x.dim() < 2 or x.numel() == 0 or not x.is_floating_point():
             raise InvalidInput(f"{name}: x is {x.dtype} of shape {tuple(x.shape)}; expected floats (rows, ...)")
         if not bool(torch.isfinite(x).all()):
@@ -36,11 +36,11 @@ class Client:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row, which is sent to the server."""
+        """Shape of one row, which is sent to the server."""
         return tuple(self._x.shape[1:])
 
     def receive(self, message: Message) -> None:
-        """Take over an encoder, with its decoder if it comes along (`expert/encoder.0.weight` -> tensor)."""
+        """Store an encoder, with its decoder if there is one (`expert/encoder.0.weight` -> tensor)."""
         expert = next(iter(message.tensors)).partition("/")[0]
         for part, home in (("encoder", self._encoders), ("decoder", self._decoders)):
             prefix = f"{expert}/{part}."

@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 
 
 def check_rows(name: str, x: Tensor, least: int = 1) -> None:
-    """Refuse what is no real, finite `(..., n, d)` with `least` rows or more."""
+    """Raise `InvalidInput` unless `x` is real, finite `(..., n, d)` with `least` rows or more."""
     if x.dim() < 2 or x.numel() == 0 or not x.is_floating_point():
         raise InvalidInput(f"{name} is {x.dtype} of shape {tuple(x.shape)}; expected floats of shape (..., n, d)")
     if x.shape[-2] < least:
@@ -38,8 +38,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def median_bandwidth(x: Tensor) -> Tensor:
     """Return the median distance `(...,)` between two different rows of `x` (..., n, d), n >= 2, in units of x.
 
-    Of an even number of distances it is the lower middle one. Where it is zero (most rows are equal) the largest
-    distance takes its place, and 1 where that is zero too.
+    For an even number of distances it is the lower middle one. If it is zero (most rows are equal), the largest
+    distance, and 1 if that is zero too.
     """
     check_rows("x", x, least=2)
     i, j = torch.triu_indices(x.shape[-2], x.shape[-2], 1)

@@ -1,17 +1,17 @@
-"""ExpertMatcher: finds the expert, and the classes, that fit a client's data from low-dimensional codes of it.
+"""ExpertMatcher: selects the expert, and the classes, that fit a client's data, from low-dimensional codes.
 
 Paper: Sharma, Vepakomma, Swedish, Chang, Kalpathy-Cramer, Raskar, "ExpertMatcher: Automating ML Model Selection for
-Clients using Hidden Representations", 2019 (arXiv 1910.03731), and "... for Users in Resource Constrained
-Countries", 2019 (arXiv 1910.02312).
+Clients using Hidden Representations", 2019 (arXiv 1910.03731), and "... for Users in Resource Constrained Countries",
+2019 (arXiv 1910.02312).
 
 The server sends every expert's encoder, the client answers with codes. Coarse assignment: the expert with the best
-score by one of the `MEASURES`, as it is. Fine assignment: for each row the class of that expert whose mean code has
-the largest cosine with the row's. Whether any expert fits at all is answered by a `Rejection`, fitted on data the
-repository held out; its examples of a misfit are the other experts' data, so a misfit that resembles an expert more
-than any other expert does may pass.
+unmodified score by one of the `MEASURES`. Fine assignment: for each row the class of that expert whose mean code has
+the largest cosine with the row's. Whether any expert fits is decided by a `Rejection`, fitted on held-out data of the
+repository; its examples of a misfit are the other experts' data, so a misfit that resembles an expert more than any
+other expert does may be accepted.
 
-Only the abstracts could be read (see `autoencoder` and `measures`). Deviations we know of: one decision is made for
-all rows of a client, not one for each (a client of a single row gets that), and a client can be refused.
+Only the abstracts were available (see `autoencoder` and `measures`). Known deviations: one decision is made for all
+rows of a client, not one for each (use clients of a single row for that), and a client can be rejected.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from splitfed.matching.similarity import cosine
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """The `expert` that fits best, by the `scores` of all (higher is better), and each row's class there.
+    """Result of matching: the `expert` with the best of the `scores` (higher is better), and each row's class there.
 
-    `classes`: (rows,) int64 labels of the expert's data. `matched`: whether the best fits at all, which is so if
-    `probability` is at least a half.
+    `classes`: (rows,) int64 labels of the expert's data. `matched`: whether the best expert fits, that is `probability`
+    is at least a half.
     """
 
     expert: Expert
@@ -51,25 +51,29 @@ class Match:
 
 @dataclass(frozen=True, eq=False)
 class _Calibration:
-    """For sets of one size: mean and deviation of each expert's scores on its own data, (features,), and the test."""
+    """Calibration for sets of one size: mean and deviation of each expert's scores on its own data, and the rejection.
+
+    Means and deviations are (features,).
+    """
 
     means: Mapping[str, Tensor]
     deviations: Mapping[str, Tensor]
     rejection: Rejection
 
     def probability(self, expert: str, scores: Tensor) -> float:
-        """Return the probability that `scores` (sets, features) under `expert` come from its kind of data."""
+        """Return the probability that `scores` (sets, features) under `expert` come from data like its own."""
         standard = (scores.mean(0) - self.means[expert]) / self.deviations[expert]
         return float(self.rejection.probability(standard))
 
 
 @guard_constructor
 class Matcher:
-    """The server's side: holds the repository, sends encoders, and assigns what comes back.
+    """The server's side of matching: holds the repository, sends encoders, and assigns clients.
 
-    `measure` decides; `evidence` (default: that measure alone) are the measures from which a match is told from a
-    misfit. A client's rows are scored in sets of `rows`, or fewer where it or an expert's held-out part has fewer,
-    and the sets' mean counts; rows that fill no set are left out of the scores. `trials` sets an expert calibrate.
+    `measure` decides the assignment; `evidence` (default: that measure alone): the measures by which a match is
+    distinguished from a misfit. A client's rows are scored in sets of `rows`, or fewer if it or an expert's held-out
+    part has fewer, and the sets' scores are averaged; rows that fill no set are left out. `trials`: number of sets that
+    calibrate an expert.
     """
 
     name = "matcher"
@@ -84,7 +88,7 @@ class Matcher:
         trials: int = 32,
         seed: int = 0,
     ) -> None:
-        """Refuse unknown measures, evidence the client would not send, and a repository of fewer than two experts."""
+        """Raise `InvalidInput` for unknown measures, evidence the client does not send, and fewer than two experts."""
         names = (measure,) if evidence is None else tuple(evidence)
         for name in (measure, *names):
             check_names("measure", MEASURES, name)
@@ -106,9 +110,9 @@ class Matcher:
         self._calibrations: dict[int, _Calibration] = {}
 
     def match(self, client: Client, *, traffic: Traffic | None = None, recorders: Sequence[Recorder] = ()) -> Match:
-        """Send the encoders, ask `client` for what the measure needs, and return the assignment.
+        """Send the encoders, receive from `client` the values that the measure needs, and return the assignment.
 
-        Every message is counted by `traffic` and shown to those `recorders` whose party receives it.
+        Every message is counted by `traffic` and passed to those `recorders` whose party receives it.
         """
         if client.shape != self.repository.shape:
             raise InvalidInput(f"{client.name} has rows of {client.shape}; the experts take {self.repository.shape}")
@@ -125,7 +129,10 @@ class Matcher:
         return self._assign(best, scores, values[best], codes)
 
     def match_codes(self, codes: Mapping[str, Tensor]) -> Match:
-        """Assign codes that are there already: expert -> (rows, d), all experts, rows in one order; read as float32."""
+        """Return the assignment of given codes: expert -> (rows, d), for all experts; read as float32.
+
+        The rows have one order under all experts.
+        """
         if self._on_errors:
             raise InvalidInput(f"measure={self.measure!r} needs errors beside codes; give the client to match()")
         given = {name: value.detach().to("cpu", torch.float32) for name, value in codes.items()}
@@ -134,7 +141,7 @@ class Matcher:
         return self._assign(best, scores, given[best], given[best])
 
     def score(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return each expert's score: `values` are its codes (n, d), or errors (n,) where the measure reads those."""
+        """Return each expert's score; `values` are its codes (n, d), or errors (n,) if the measure reads those."""
         self._check(values)
         return {name: float(self._scores(name, values[name], (self.measure,)).mean()) for name in self._experts}
 
@@ -153,9 +160,9 @@ class Matcher:
             shape = tuple(values[name].shape) if name in values else None
             if shape is None or shape[1:] != width or shape[0] < least:
                 expected_shape = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
-                raise InvalidInput(f"what came for expert {name!r} has shape {shape}; expected {expected_shape}")
+                raise InvalidInput(f"the values for expert {name!r} have shape {shape}; expected {expected_shape}")
             if not bool(torch.isfinite(values[name]).all()):
-                raise InvalidInput(f"what came for expert {name!r} is not finite; expected finite numbers")
+                raise InvalidInput(f"the values for expert {name!r} are not finite; expected finite numbers")
         counts = {name: len(value) for name, value in values.items()}
         if len(set(counts.values())) > 1:
             raise InvalidInput(f"rows by expert are {counts}; expected the same rows under every encoder")
@@ -171,7 +178,7 @@ class Matcher:
         return torch.tensor(rows, dtype=torch.float64)
 
     def _calibration(self, size: int) -> _Calibration:
-        """Return the calibration for sets of `size` rows, made when it is first asked for."""
+        """Return the calibration for sets of `size` rows, computed at the first call."""
         if size not in self._calibrations:
             trial_scores = {name: self._trial_scores(name, size) for name in self._experts}
             means = {name: scores[name].mean(0) for name, scores in trial_scores.items()}
@@ -188,7 +195,7 @@ class Matcher:
         return self._calibrations[size]
 
     def _trial_scores(self, owner: str, size: int) -> dict[str, Tensor]:
-        """Return how each expert scores sets drawn from `owner`'s held-out rows: judge -> (trials, features)."""
+        """Return each expert's scores of sets drawn from `owner`'s held-out rows: expert -> (trials, features)."""
         random = generator(self.seed, "matcher", "trials", owner, size)
         rows = self._experts[owner].held_out
         drawn = torch.cat([rows[torch.randperm(len(rows), generator=random)[:size]] for _ in range(self.trials)])
@@ -207,7 +214,7 @@ class Matcher:
 
 
 class _Post:
-    """Carries the messages of one match in turn: counts each and lets its receiver's recorder see it."""
+    """Carries the messages of one match in order: counts each and passes it to its receiver's recorder."""
 
     def __init__(self, traffic: Traffic | None, recorders: Sequence[Recorder]) -> None:
         self._traffic = traffic
@@ -220,7 +227,7 @@ class _Post:
         return Stamp("match", 0, 0, self._sent - 1)
 
     def carry(self, message: Message) -> Message:
-        """Return `message` as it arrives, in memory of its own."""
+        """Return `message` as it arrives, with tensors of its own."""
         message = message.in_own_memory()
         if self._traffic is not None:
             self._traffic.add(message.stamp.phase, message.kind, message.sender, message.receiver, message.nbytes)

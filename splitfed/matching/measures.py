@@ -1,23 +1,23 @@
-"""How well a client's codes fit an expert: one number a set of rows, the higher the better, by six measures.
+"""Six measures of how well a client's codes fit an expert: one number a set of rows, higher for a better fit.
 
 Paper: Sharma et al., "ExpertMatcher", 2019 (arXiv 1910.02312, 1910.03731).
 
-Only the papers' abstracts could be read. That they assign by reconstruction error and by cosine with class means,
-and that distance correlation, HSIC, MMD and kernel alignment have been proposed for the same end, is taken from
-others; every definition below, above all what is paired with what, is ours.
+Only the papers' abstracts were available. That they assign by reconstruction error and by cosine with class means, and
+that distance correlation, HSIC, MMD and kernel alignment have been proposed for the same purpose, is taken from others;
+every definition below, in particular the pairing, is ours.
 
 `reconstruction` (minus the mean squared error) and `cosine` (of each row's code with the nearest class mean, on
 average) judge row by row, so a client that holds few of the classes fits as well as one that holds all. The others
-judge a set against the expert's reference codes, class proportions included: they find the expert of such a client,
-but a matcher that takes them as evidence calls it a misfit. Rows easier than the expert's own, nearly black images
-say, have a small reconstruction error under any expert. `mmd` compares the two distributions.
+judge a set against the expert's reference codes, class proportions included: they find the expert of such a client, but
+a matcher that uses them as evidence rejects it. Rows easier than the expert's own, nearly black images say, have a
+small reconstruction error under any expert. `mmd` compares the two distributions.
 
-`alignment`, `hsic` and `distance_correlation` need pairs, and no row of a client belongs to a row of the
-repository. But both sets come from one encoder, so code *dimension* i of the client belongs to dimension i of the
-reference: dimension i is the vector of its values over the rows, and the measure says whether the dimensions relate
-to each other here as they do there. All three ignore the scale of either argument, so numbers of rows may differ.
-They need tens of rows: of four rows of noise, half pass for a match. `hsic` is not normalised, so its values differ
-in scale between experts, and it is the weakest of the six.
+`alignment`, `hsic` and `distance_correlation` need pairs, and no row of a client belongs to a row of the repository.
+But both sets come from one encoder, so code *dimension* i of the client belongs to dimension i of the reference:
+dimension i is the vector of its values over the rows, and the measure compares the relations between dimensions in both
+sets. All three ignore the scale of either argument, so numbers of rows may differ. They need tens of rows: of sets of
+four rows of noise, half are accepted. `hsic` is not normalised, so its values differ in scale between experts, and it
+is the weakest of the six.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from splitfed.stats.dependence import distance_correlation
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What an expert's codes look like: `codes` (m, d) of rows its autoencoder did not train on, `means`
-    (classes, d) of the classes `labels` (classes,) int64, and `bandwidth`, the median distance of `codes`.
+    """An expert's reference codes.
+
+    `codes` (m, d) of rows its autoencoder did not train on, `means` (classes, d) of the classes `labels` (classes,)
+    int64, and `bandwidth`, the median distance of `codes`.
     """
 
     codes: Tensor
@@ -45,11 +47,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of how well the codes of a client fit an expert, the higher the better.
+    """A measure of how well a client's codes fit an expert, higher for a better fit.
 
-    `score(values, reference)` of one set: `values` are codes (n, d), or errors (n,) where `on_errors` is set.
-
-    `least` rows make a set; `paired` measures pair code dimensions, the others need no pairs.
+    `score(values, reference)` of one set: `values` are codes (n, d), or errors (n,) if `on_errors`. `least`: minimum
+    number of rows in a set; `paired`: whether the measure pairs code dimensions.
     """
 
     score: Callable[[Tensor, Reference], float]
@@ -64,7 +65,7 @@ def _mmd(codes: Tensor, reference: Reference) -> float:
 
 
 def _paired(statistic: Callable[[Tensor, Tensor], Tensor]) -> Measure:
-    """Return the measure that pairs code dimensions: codes (n, d) enter as (d, n), one row a dimension."""
+    """Return the measure that applies `statistic` to paired code dimensions: codes (n, d) are transposed to (d, n)."""
 
     def score(codes: Tensor, reference: Reference) -> float:
         return float(statistic(codes.transpose(0, 1), reference.codes.transpose(0, 1)))

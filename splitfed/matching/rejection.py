@@ -1,10 +1,8 @@
-"""Tells a client that fits its expert from one that fits none: a logistic regression on the scores.
+"""Rejection of clients that fit no expert: a logistic regression on the scores.
 
-The weights may not be negative, so that a better score never lowers the probability, also far from anything the
-regression was fitted on. Scores enter as inverse hyperbolic sines: linear near zero, logarithmic far away, so that
-the far ones do not decide everything.
-
-This part is ours: whether the authors refuse clients, and by which classifier, is not known.
+Its weights are non-negative, so that a better score never lowers the probability, also far from the fitted data. Scores
+are transformed by the inverse hyperbolic sine, linear near zero and logarithmic far away, to limit the influence of
+outliers. This part is ours: whether the authors reject clients, and by which classifier, is not known.
 """
 
 from __future__ import annotations
@@ -26,19 +24,19 @@ class Rejection:
     bias: float
 
     def probability(self, scores: Tensor) -> Tensor:
-        """Return the probability (...,) in [0, 1] that standardised `scores` (..., features) are of a match."""
+        """Return the probability of a match, (...,) in [0, 1], for standardised `scores` (..., features)."""
         weights = torch.tensor(self.weights, dtype=torch.float64)
         return torch.sigmoid(scores.double().asinh() @ weights + self.bias)
 
 
 def fit_rejection(scores: Tensor, matches: Tensor) -> Rejection:
-    """Fit to `scores` (n, features) and `matches` (n,) bool by penalised maximum likelihood.
+    """Return the rejection fitted to `scores` (n, features) and `matches` (n,) bool by penalised maximum likelihood.
 
-    Both classes weigh the same however many there are; the penalty is |weights|² / 2 on a likelihood that is summed
-    over n, as in scikit-learn's C = 1. The problem is convex: the result depends on the data alone.
+    Both classes have the same total weight; the penalty is |weights|² / 2 on a likelihood that is summed over n, as in
+    scikit-learn's C = 1. The problem is convex: the result depends on the data alone.
     """
     if bool(matches.all()) or not bool(matches.any()):
-        raise InvalidInput("matches hold one kind of example only; expected matches and others")
+        raise InvalidInput("matches are all true or all false; expected some of each")
     # SciPy takes a second to import.
     from scipy.optimize import minimize
 

@@ -1,7 +1,7 @@
-"""The server's repository of experts: each a model, with the autoencoder and the codes of the data it was made for.
+"""The server's repository of experts: each a model with the autoencoder and the codes of its data.
 
-Paper: Sharma et al., "ExpertMatcher: Automating ML Model Selection for Users in Resource Constrained Countries",
-2019 (arXiv 1910.02312).
+Paper: Sharma et al., "ExpertMatcher: Automating ML Model Selection for Users in Resource Constrained Countries", 2019
+(arXiv 1910.02312).
 
 How the rows of an expert's data are divided is our choice, not the paper's.
 """
@@ -33,10 +33,10 @@ _TRAIN, _STOP, _REFERENCE = 0.6, 0.1, 0.15
 
 @dataclass(frozen=True, eq=False)
 class Expert:
-    """One entry of the repository, all of it the server's own: nothing here comes from a client.
+    """One entry of the repository, the server's own; it has no data of clients.
 
-    `held_out`: (n, ...) rows that neither the autoencoder nor the reference saw. `model` is the expert network,
-    trained before it is added, or None where only the matching is wanted.
+    `held_out`: (n, ...) rows that neither the autoencoder nor the reference was fitted to. `model`: the trained expert
+    network, or None if only matching is wanted.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Expert:
     def topology(
         self, build: Callable[Concatenate[nn.Module, P], Topology], *args: P.args, **kwargs: P.kwargs
     ) -> Topology:
-        """Return `build(model, *args, **kwargs)` on a copy of the expert's model: split training starts from it.
+        """Return `build(model, *args, **kwargs)` on a copy of the expert's model, from which split training starts.
 
         `build` is a builder of `splitfed.topologies`, such as `vanilla`, with its own arguments.
         """
@@ -69,7 +69,7 @@ class Expert:
 
 
 class Repository:
-    """Experts by name, in the order they were added; all take rows of one shape."""
+    """Experts by name, in the order they were added; all have rows of one shape."""
 
     def __init__(self) -> None:
         self.experts: dict[str, Expert] = {}
@@ -84,7 +84,7 @@ class Repository:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row; `()` as long as there is no expert."""
+        """Shape of one row; `()` while there is no expert."""
         return next((tuple(expert.held_out.shape[1:]) for expert in self.experts.values()), ())
 
     def add(
@@ -102,9 +102,9 @@ class Repository:
     ) -> Expert:
         """Train an autoencoder on `data`, add the expert `name` with a copy of `model`, and return it.
 
-        `data` has class labels and 20 rows or more: 60 in 100 train the autoencoder and give the class means, 10
-        say when to stop, 15 are the reference, and 15 are held out to calibrate a matcher. `code` is the width of
-        the code (default: 128, or half the values of a row where that is less). `progress` as in `autoencoder.fit`.
+        `data` needs class labels and at least 20 rows: 60 % train the autoencoder and give the class means, 10 % decide
+        when to stop, 15 % are the reference, and 15 % are held out to calibrate a matcher. `code`: width of the code
+        (default: 128, or half the values of a row if that is less). `progress` as in `autoencoder.fit`.
         """
         self._check(name, data)
         inputs = math.prod(data.shape)
@@ -132,7 +132,7 @@ class Repository:
         if not name or "/" in name or "->" in name:
             raise InvalidInput(f"expert {name!r} is not allowed; expected a name without '/' and '->'")
         if name in self.experts:
-            raise InvalidInput(f"expert {name!r} is there already; every expert needs a name of its own")
+            raise InvalidInput(f"expert {name!r} exists already; every expert needs a distinct name")
         if self.experts and data.shape != self.shape:
             raise InvalidInput(f"{data.name} has rows of {data.shape}; the repository's experts take {self.shape}")
         if data.y.dim() != 1 or data.y.dtype != torch.int64:

@@ -1,14 +1,14 @@
 """Similarities of two sets of rows: cosine, HSIC, kernel alignment and maximum mean discrepancy.
 
-Paper: Gretton, Bousquet, Smola and Schoelkopf, "Measuring statistical dependence with Hilbert-Schmidt norms", ALT
-2005 (HSIC); Song, Smola, Gretton, Bedo and Borgwardt, "Feature selection via dependence maximization", JMLR 2012
-(its unbiased form); Cortes, Mohri and Rostamizadeh, "Algorithms for learning kernels based on centered alignment",
-JMLR 2012, and Kornblith, Norouzi, Lee and Hinton, "Similarity of neural network representations revisited", ICML
-2019 (centred kernel alignment); Gretton et al., "A kernel two-sample test", JMLR 2012 (MMD).
+Paper: Gretton, Bousquet, Smola and Schoelkopf, "Measuring statistical dependence with Hilbert-Schmidt norms", ALT 2005
+(HSIC); Song, Smola, Gretton, Bedo and Borgwardt, "Feature selection via dependence maximization", JMLR 2012 (its
+unbiased form); Cortes, Mohri and Rostamizadeh, "Algorithms for learning kernels based on centered alignment", JMLR
+2012, and Kornblith, Norouzi, Lee and Hinton, "Similarity of neural network representations revisited", ICML 2019
+(centred kernel alignment); Gretton et al., "A kernel two-sample test", JMLR 2012 (MMD).
 
-Two kinds, not to be confused. HSIC and alignment, like the distance correlation of `splitfed.stats.dependence`, are of
-*pairs*: row i of `x` belongs to row i of `z`, and shuffling one of them changes the value. MMD and the cosine of
-the means compare two *distributions*: row orders mean nothing and the numbers of rows may differ.
+There are two kinds. HSIC and alignment, like the distance correlation of `splitfed.stats.dependence`, are of *pairs*:
+row i of `x` belongs to row i of `z`, and shuffling one of them changes the value. MMD and the cosine of the means
+compare two *distributions*: the order of rows does not matter and their numbers may differ.
 
 Arguments are `(..., n, d)`, float; leading dimensions are a batch. Every value is differentiable.
 """
@@ -45,10 +45,10 @@ def cosine_of_means(x: Tensor, y: Tensor) -> Tensor:
 def hsic(x: Tensor, z: Tensor, *, kernel: Kernel = "gaussian", unbiased: bool = False) -> Tensor:
     """Return the Hilbert-Schmidt independence criterion `(...,)` of `n` pairs of rows.
 
-    Biased: tr(KHLH) / (n - 1)², never negative, n >= 2. Unbiased (n >= 4): of mean zero for independent pairs, so
-    it may be negative; the mean over all shuffles of `z` is zero exactly. Gaussian kernels take the median
-    distance of their own argument as bandwidth, so that the value does not depend on units; linear ones are in
-    squared units of x times those of z.
+    Biased: tr(KHLH) / (n - 1)², never negative, n >= 2. Unbiased (n >= 4): of mean zero for independent pairs, so it
+    may be negative; its mean over all permutations of `z` is exactly zero. The bandwidth of a Gaussian kernel is the
+    median distance of its own argument, so that the value does not depend on units; linear kernels give squared units
+    of x times those of z.
     """
     _check_pairs(x, z, least=4 if unbiased else 2)
     kx, kz = _kernel(x, kernel), _kernel(z, kernel)
@@ -58,8 +58,8 @@ def hsic(x: Tensor, z: Tensor, *, kernel: Kernel = "gaussian", unbiased: bool = 
 def kernel_alignment(x: Tensor, z: Tensor, *, kernel: Kernel = "linear") -> Tensor:
     """Return the centred kernel alignment (CKA) `(...,)` in [0, 1] of `n` >= 2 pairs of rows.
 
-    It is the biased HSIC over the root of that of each argument with itself: 1 for z = a x + b, whatever a and b;
-    0 where an argument is constant. The linear kernel leaves it unchanged by rotations, too.
+    It is the biased HSIC over the root of the product of both arguments' HSIC with themselves: 1 for z = a x + b, for
+    any a != 0 and b; 0 if an argument is constant. With the linear kernel it is also invariant to rotations.
     """
     _check_pairs(x, z, least=2)
     return (_unit(x, kernel) * _unit(z, kernel)).sum((-2, -1))
@@ -70,9 +70,9 @@ def mmd_sqr(
 ) -> Tensor:
     """Return the squared maximum mean discrepancy `(...,)` of `x` (..., n, d) and `y` (..., m, d).
 
-    Gaussian kernels, averaged over `bandwidths` (None: the one median distance of both sets together), so the
-    biased value lies in [0, 2] and is 0 for a set and itself. The unbiased one (n, m >= 2) leaves out each row's
-    kernel with itself; it has mean 0 for two samples of one distribution, and may be negative.
+    Gaussian kernels, averaged over `bandwidths` (None: the median distance of both sets together). The biased value
+    lies in [0, 2] and is 0 for equal sets. The unbiased one (n, m >= 2) leaves out each row's kernel with itself; it
+    has mean 0 for two samples of one distribution, and may be negative.
     """
     _check_sets(x, y, least=2 if unbiased else 1)
     if bandwidths is None:
@@ -130,7 +130,7 @@ def _centered(k: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor, kernel: Kernel) -> Tensor:
-    """Return the centred kernel matrix at norm 1; zeros where `x` is constant up to rounding."""
+    """Return the centred kernel matrix scaled to norm 1; zeros if `x` is constant up to rounding."""
     k = _centered(_kernel(x, kernel))
     norm = torch.linalg.matrix_norm(k)
     rounding = 64 * torch.finfo(x.dtype).eps

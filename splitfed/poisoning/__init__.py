@@ -1,4 +1,4 @@
-"""Poisonings: clients that misbehave, one way a file, and what it does to the model."""
+"""Poisonings: misbehaviour of clients, one kind a file, and its effect on the model."""
 
 from typing import TYPE_CHECKING
 

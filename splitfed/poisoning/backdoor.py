@@ -1,7 +1,7 @@
-"""Backdoor: clients train on rows that bear a trigger and a wrong label, so that the trigger decides the class.
+"""Backdoor: clients train on rows with a trigger and a wrong label, so that the trigger determines the class.
 
 Paper: Gu, Dolan-Gavitt, Garg, "BadNets: identifying vulnerabilities in the machine learning model supply chain", 2017;
-Bagdasaryan et al., "How to backdoor federated learning", AISTATS 2020, for clients (join it with `Scaling`).
+Bagdasaryan et al., "How to backdoor federated learning", AISTATS 2020, for clients (combine it with `Scaling`).
 
 The trigger is a square in the lower right corner of an image, or the last numbers of any other row, set to one value.
 """
@@ -21,7 +21,10 @@ from splitfed.poisoning.base import Poisoning, check_class, check_value, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Backdoor(Poisoning):
-    """A `share` of the rows get the trigger, `size` pixels a side (or numbers) at `value`, and the class `target`."""
+    """Adds a trigger and the class `target` to a `share` of the rows.
+
+    `size` pixels a side (or numbers) are set to `value`.
+    """
 
     target: int = 0
     share: float = field(default=0.5, metadata=require_number("backdoor share", low=0.0, high=1.0, open_low=True))
@@ -29,7 +32,7 @@ class Backdoor(Poisoning):
     value: float = field(default=1.0, metadata=require_number("backdoor value"))
 
     def check(self, data: Federation) -> None:
-        """Refuse a class that is not there, a trigger larger than a row, or outside the range of the values."""
+        """Raise `InvalidInput` for an unknown class, and a trigger larger than a row or outside the value range."""
         super().check(data)
         check_class("backdoor target", self.target, data)
         room = min(data.shape[1:]) if len(data.shape) == 3 else data.shape[-1]
@@ -43,7 +46,7 @@ class Backdoor(Poisoning):
         check_value("backdoor value", self.value, data)
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
-        """Return a copy of the rows x (n, ...) that bear the trigger."""
+        """Return a copy of the rows x (n, ...) with the trigger."""
         marked = x.clone()
         if x.dim() == 4:
             marked[..., -self.size :, -self.size :] = self.value
@@ -52,7 +55,7 @@ class Backdoor(Poisoning):
         return marked
 
     def poison(self, data: Federation, seed: int) -> Federation:
-        """Mark rows of the clients' training data, and call them `target`."""
+        """Return `data` with triggered rows of class `target` in the clients' training data."""
 
         def mark(client: int, rows: Dataset) -> Dataset:
             count = max(1, round(self.share * len(rows)))

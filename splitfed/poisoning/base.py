@@ -1,6 +1,6 @@
-"""The contract of a poisoning: a frozen value that bends what some clients train on, or what they send.
+"""The contract of a poisoning: a frozen value that changes the training data or the uploads of some clients.
 
-For studies of robustness: how far misbehaving clients can move a model, with the same run without them beside it.
+For studies of robustness: how far misbehaving clients can change a model, compared with the same run without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Poisoning:
     clients: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require, and clients that are none or named twice."""
+        """Raise `InvalidInput` for invalid parameters, and for an empty or repeating list of clients."""
         check_fields(self)
         if not isinstance(self.clients, tuple) or not self.clients or len(set(self.clients)) < len(self.clients):
             raise InvalidInput(f"clients={self.clients!r} is not allowed; expected a tuple of different clients")
@@ -36,11 +36,11 @@ class Poisoning:
 
     @property
     def needs_upload(self) -> bool:
-        """Whether it bends an upload: then there must be one."""
+        """Whether the poisoning changes uploads, so that clients must send some."""
         return type(self).upload is not Poisoning.upload
 
     def check(self, data: Federation) -> None:
-        """Refuse clients that are not there."""
+        """Raise `InvalidInput` for client numbers that `data` does not have."""
         for client in self.clients:
             if client >= len(data.clients):
                 raise InvalidInput(
@@ -48,25 +48,25 @@ class Poisoning:
                 )
 
     def poison(self, data: Federation, seed: int) -> Federation:
-        """Return `data` with the training rows of the clients bent; test rows stay as they are."""
+        """Return `data` with poisoned training rows of the clients; test rows are unchanged."""
         return data
 
     def enter(self, engine: Observable, data: Federation) -> None:
         """Change `engine` before training, for misbehaviour that neither `poison` nor `upload` can express."""
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
-        """Return what a client sends in place of `after`, its weights and buffers, having been sent `before`."""
+        """Return the poisoned upload of a client that was sent `before` and trained to `after`, weights and buffers."""
         return after
 
 
 class HonestObserver:
-    """Stands inside a party whose messages it leaves as they are; a poisoning changes what the party makes of them."""
+    """Base of observers at a party that leave its messages unchanged; a poisoning changes how the party uses them."""
 
     def receive(self, message: Message) -> None:
-        """Do nothing: what arrives is honest."""
+        """Do nothing."""
 
     def send(self, message: Message) -> Message:
-        """Return the message: what the party sends is honest."""
+        """Return the message unchanged."""
         return message
 
     def step_ended(self) -> None:
@@ -76,7 +76,7 @@ class HonestObserver:
 def replace_training_rows(
     data: Federation, clients: tuple[int, ...], change: Callable[[int, Dataset], Dataset]
 ) -> Federation:
-    """Return `data` with `change(client, rows)` in place of the training rows of `clients`."""
+    """Return `data` with the training rows of `clients` replaced by `change(client, rows)`."""
     changed = [
         replace(client, train=change(number, client.train)) if number in clients else client
         for number, client in enumerate(data.clients)
@@ -85,7 +85,7 @@ def replace_training_rows(
 
 
 def change_update(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Return before + bend(after - before) of every real tensor; whole numbers (counts of batches) stay `after`'s."""
+    """Return before + bend(after - before) for every real tensor; whole numbers (batch counts) are those of `after`."""
     return {
         name: before[name] + bend(tensor - before[name]) if tensor.is_floating_point() and name in before else tensor
         for name, tensor in after.items()
@@ -93,15 +93,15 @@ def change_update(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tens
 
 
 def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
-    """Return a data set like `rows`, with the same name, task and features, whose inputs are `x` and labels `y`.
+    """Return a data set with the name, task and features of `rows`, inputs `x` and labels `y`.
 
-    Shapes must be those of `rows`; raises `InvalidInput` where the values are none that the task allows.
+    Shapes must be those of `rows`. Raises `InvalidInput` for labels that the task does not allow.
     """
     return replace(rows, source=as_rows_by_index(x), y=y)
 
 
 def check_value(name: str, value: float, data: Federation) -> None:
-    """Refuse a value of a trigger that is no id in the rows of `data`, where these are whole numbers."""
+    """Raise `InvalidInput` for a trigger value that is no id, if the rows of `data` are token ids."""
     if not data.victims.discrete:
         return
     most = max(int(few.max()) for client in data.clients for few in blocks(client.train.source))
@@ -110,7 +110,7 @@ def check_value(name: str, value: float, data: Federation) -> None:
 
 
 def check_class(name: str, value: int, data: Federation) -> None:
-    """Refuse a class that the task of `data` does not have, and a task without classes."""
+    """Raise `InvalidInput` for a class that the task of `data` does not have, and for a task without classes."""
     task = data.task
     classes = {"classification": task.outputs, "binary": 2}.get(task.name)
     if classes is None:

@@ -17,7 +17,10 @@ from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 @dataclass(frozen=True, kw_only=True)
 class ByzantineNoise(Poisoning):
-    """Noise of standard deviation `scale`, in units of the weights; `add`: on top of the update, not in its place."""
+    """Uploads normal noise of standard deviation `scale`, in units of the weights.
+
+    `add`: whether the noise is added to the update instead of replacing it.
+    """
 
     scale: float = field(default=1.0, metadata=require_number("byzantine_noise scale", low=0.0, open_low=True))
     add: bool = False

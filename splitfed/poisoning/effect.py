@@ -1,4 +1,4 @@
-"""What a poisoning achieved: accuracy and success rate, beside those of the same run without it.
+"""Effect of a poisoning: accuracy and success rate, compared with the same run without it.
 
 Paper: Gu, Dolan-Gavitt, Garg, "BadNets: identifying vulnerabilities in the machine learning model supply chain", 2017
 (attack success rate).
@@ -17,7 +17,7 @@ from splitfed.data.dataset import Federation
 
 
 class EvaluatedRun(Protocol):
-    """What is needed of a run."""
+    """Interface of a run whose poisoning is evaluated."""
 
     @property
     def data(self) -> Federation:
@@ -32,11 +32,11 @@ class EvaluatedRun(Protocol):
 
 
 class Trigger(Protocol):
-    """A poisoning with something to show at inference."""
+    """A poisoning with a trigger at inference."""
 
     @property
     def target(self) -> int:
-        """The class that the trigger is to bring about."""
+        """The class that triggered rows should be predicted as."""
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return the rows x with the trigger."""
@@ -44,7 +44,7 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True)
 class Effect:
-    """Accuracy on clean test rows and success rate of the trigger (None without one), with and without."""
+    """Accuracy on clean test rows and success rate of the trigger (None without one), with and without poisoning."""
 
     accuracy: float
     baseline_accuracy: float
@@ -54,9 +54,9 @@ class Effect:
 
 @guarded
 def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
-    """Return the share, in [0, 1], of test rows of other classes that `run` calls the target once they are triggered.
+    """Return the share, in [0, 1], of triggered test rows of other classes that `run` predicts as the target.
 
-    They go through the segments of `client`. Raises `InvalidInput` where no test row is of another class.
+    They pass the segments of `client`. Raises `InvalidInput` if no test row is of another class.
     """
     rows = run.data.test_union()
     others = rows.rows((rows.y != trigger.target).nonzero().flatten())
@@ -69,7 +69,10 @@ def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
 
 @guarded
 def effect(run: EvaluatedRun, baseline: EvaluatedRun, trigger: Trigger | None = None, client: int = 0) -> Effect:
-    """Compare `run` with `baseline`, the same one without the poisoning; `trigger` asks for success rates too."""
+    """Return the effect of the poisoning of `run`, compared with `baseline`, the same run without it.
+
+    `trigger`: also compute success rates.
+    """
     check_count("client", client)
     if trigger is None:
         return Effect(run.accuracy, baseline.accuracy)

@@ -3,13 +3,14 @@
 Paper: Liu, Zou, Kang, Liu, He, Yi, Yang, "Batch label inference and replacement attacks in black-boxed vertical
 federated learning", 2021 (gradient-replacement attack).
 
-The party knows one training row of the target class. It marks some rows in its own part with a trigger, and where it
-receives the gradient of a marked row it uses `gain` times the newest one it received for the row that it knows. What
-arrives, and what others see, stays as it is. Rows are told apart by the party's own part of them.
+The party knows one training row of the target class. It adds a trigger to its own part of some rows, and instead of the
+gradient of a triggered row it uses `gain` times the newest gradient of the known row. Messages are unchanged. Rows are
+identified by the party's own part of them.
 
-As in the paper it works best where the releases are logits that are summed: nothing behind them can learn to distrust
-the party. Measured on digits in two halves, a hundredth of the rows marked: the trigger's success rose from .01 to .81
-there at a cost of .05 in accuracy, and stayed under .3 behind a trained layer. Marking more rows costs more accuracy.
+As in the paper it works best where the releases are logits that are summed: no layer behind them can learn to ignore
+the party. Measured on digits in two halves, with a hundredth of the rows triggered: the success rate rose from .01 to
+.81 there at a cost of .05 in accuracy, and stayed under .3 behind a trained layer. Triggering more rows costs more
+accuracy.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from splitfed.poisoning.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReplacement(Poisoning):
-    """The role `party` knows that training row `row` is of class `target`, and marks a `share` of the other rows.
+    """The role `party` knows that training row `row` is of class `target`, and triggers a `share` of the other rows.
 
     The trigger sets the last `size` numbers of the party's part to `value`.
     """
@@ -56,7 +57,7 @@ class GradientReplacement(Poisoning):
     gain: float = field(default=1.0, metadata=require_number("gradient_replacement gain", low=0.0, open_low=True))
 
     def check(self, data: Federation) -> None:
-        """Refuse a party without a part of the rows, a trigger larger than that, and a row of another class."""
+        """Raise `InvalidInput` for a party without a part of the rows, a large trigger, or a row of another class."""
         super().check(data)
         check_class("gradient_replacement target", self.target, data)
         check_names("party of a gradient replacement:", data.features, self.party)
@@ -77,13 +78,13 @@ class GradientReplacement(Poisoning):
                 )
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
-        """Return a copy of the rows x (n, ...) with the party's part marked."""
+        """Return a copy of the rows x (n, ...) with the trigger in the party's part."""
         flat = x.flatten(1).clone()
         flat[:, data.features[self.party].positions[-self.size :]] = self.value
         return flat.view_as(x)
 
     def poison(self, data: Federation, seed: int) -> Federation:
-        """Mark rows of the clients' training data in the party's part; labels, which it does not hold, stay."""
+        """Return `data` with the trigger in the party's part of some training rows; labels are unchanged."""
 
         def mark(client: int, rows: Dataset) -> Dataset:
             count = max(1, round(self.share * len(rows)))
@@ -96,15 +97,17 @@ class GradientReplacement(Poisoning):
         return replace_training_rows(data, self.clients, mark)
 
     def enter(self, engine: Observable, data: Federation) -> None:
-        """Stand where the party receives; refuse one that gets no gradient back."""
+        """Replace gradients where the party receives them; raise `InvalidInput` for a party that receives none."""
         topology = engine.topology
         back = [e for e in topology.crossings if e.name not in topology.forward_only]
         if self.party not in {topology.role_of(e.source) for e in back}:
-            raise InvalidInput(f"GradientReplacement bends gradients that come back; {self.party!r} receives none")
+            raise InvalidInput(f"GradientReplacement changes returned gradients; {self.party!r} receives none")
         for client in self.clients:
             party = engine.party(client, self.party)
             if party.name in engine.training_attacks:
-                raise InvalidInput(f"{party.name!r} has somebody inside already; a gradient replacement cannot join")
+                raise InvalidInput(
+                    f"{party.name!r} has a training attack or poisoning already; a gradient replacement cannot be added"
+                )
             known = data.features[self.party].select(data.clients[client].train.rows([self.row]).x)
             reader = _Reader(self, party, known.flatten().to(engine.device))
             engine.join(party.name, reader)
@@ -112,7 +115,7 @@ class GradientReplacement(Poisoning):
 
 
 class _Reader(HonestObserver):
-    """Reads what one party receives, and puts the known row's gradient in the place of the marked rows'."""
+    """Replaces the gradients of triggered rows, as one party reads them, by that of the known row."""
 
     def __init__(self, plan: GradientReplacement, party: Party, known: Tensor) -> None:
         self._plan, self._party, self._known = plan, party, known
@@ -120,7 +123,7 @@ class _Reader(HonestObserver):
         self._replaced = 0
 
     def read(self, message: Message) -> Message:
-        """Return the message that the party uses."""
+        """Return the message as the party uses it."""
         if message.kind != "gradient" or message.stamp.phase != "train":
             return message
         own = self._party.inputs(message.stamp.replica)[self._plan.party].flatten(1)
@@ -138,7 +141,7 @@ class _Reader(HonestObserver):
         return message._replace(tensors=tensors)
 
     def metrics(self) -> dict[str, Any]:
-        """Return how many rows' gradients were replaced in the round."""
+        """Return the number of replaced row gradients in the round."""
         replaced, self._replaced = self._replaced, 0
         return {"replaced": replaced}
 
@@ -147,5 +150,5 @@ class _Reader(HonestObserver):
         return {"newest": dict(self._newest)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         self._newest = {n: t.to(self._known.device) for n, t in state["newest"].items()}

@@ -1,4 +1,4 @@
-"""Lets poisonings into a run: poisons the clients' data before training, and bends uploads during it."""
+"""Applies poisonings to a run: changes the clients' data before training, and their uploads during it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors
 
 
 def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning, ...]:
-    """Return what was given as a tuple; refuse what is no poisoning."""
+    """Return `given` as a tuple; raise `InvalidInput` for an element that is no poisoning."""
     found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for one in found:
         check_kind("poisoning", one, Poisoning, "one of splitfed.poisoning, or a list of them")
@@ -22,7 +22,7 @@ def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning,
 
 
 def poison_data(data: Federation, poisonings: Sequence[Poisoning], seed: int) -> Federation:
-    """Return `data` as the poisonings leave it, one after another; they are checked first, all of them."""
+    """Return `data` after all poisonings, applied in order; they are checked first."""
     for one in poisonings:
         one.check(data)
     for position, one in enumerate(poisonings):
@@ -33,9 +33,9 @@ def poison_data(data: Federation, poisonings: Sequence[Poisoning], seed: int) ->
 def enter(
     engine: Observable, data: Federation, poisonings: Sequence[Poisoning], seed: int, method: bool = False
 ) -> None:
-    """Let those poisonings that bend uploads stand where their clients send, and others where they ask to.
+    """Install at clients the poisonings of uploads, and call `enter` of all others.
 
-    `method`: whether a federated method has the clients' weights sent, where the schedule does not.
+    `method`: whether a federated method makes clients upload weights, if the schedule does not.
     """
     for one in poisonings:
         one.enter(engine, data)
@@ -43,20 +43,20 @@ def enter(
     averaged = engine.run_parties.placement.averaged or (engine.topology.data_roles if method else ())
     if bending_uploads and not averaged:
         who = type(bending_uploads[0][1]).__name__
-        raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
+        raise InvalidInput(f"{who} changes a client's upload; no client uploads weights under this schedule")
     for client in sorted({client for _, one in bending_uploads for client in one.clients}):
         client_poisonings = [(i, one) for i, one in bending_uploads if client in one.clients]
         for role in averaged:
             party = engine.party(client, role).name
             if party in engine.training_attacks:
                 raise InvalidInput(
-                    f"{party!r} has a training attack already; a poisoning of its uploads cannot join it"
+                    f"{party!r} has a training attack already; a poisoning of its uploads cannot be added"
                 )
             engine.join(party, Bender(client_poisonings, derive(seed, "bend", client, role)))
 
 
 class Bender(HonestObserver):
-    """Stands at one client: remembers the weights that it was sent in a round, and bends those it sends back."""
+    """Changes the weights that one client uploads, given those it was sent in the round."""
 
     def __init__(self, poisonings: Sequence[tuple[int, Poisoning]], seed: int) -> None:
         self._poisonings, self._seed = list(poisonings), seed
@@ -64,12 +64,12 @@ class Bender(HonestObserver):
         self._bent = 0
 
     def receive(self, message: Message) -> None:
-        """Keep the weights that the client is sent at the start of a round; other messages are ignored."""
+        """Store the weights that the client is sent at the start of a round; ignore other messages."""
         if message.kind == "weights":
             self._before = message.tensors
 
     def send(self, message: Message) -> Message:
-        """Return an upload bent by every poisoning in turn, anything else as it is."""
+        """Return an upload changed by every poisoning in turn, or any other message unchanged."""
         if message.kind != "weights" or self._before is None:
             return message
         tensors = message.tensors
@@ -80,14 +80,14 @@ class Bender(HonestObserver):
         return message._replace(tensors=tensors)
 
     def metrics(self) -> dict[str, Any]:
-        """Return {"bent": how many uploads were changed since the last call}."""
+        """Return {"bent": number of uploads changed since the last call}."""
         bent, self._bent = self._bent, 0
         return {"bent": bent}
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: what is kept lasts from a download to the upload of the same round."""
+        """Return an empty state, as the stored weights last only until the upload of the same round."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Forget the round that was broken off."""
+        """Discard the weights of an interrupted round."""
         self._before, self._bent = None, 0

@@ -20,14 +20,14 @@ from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replac
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Poisoning):
-    """A `share` of the rows of class `source` (None: of all) get the class `target` (None: any other, at random)."""
+    """Relabels a `share` of the rows of class `source` (None: of all) as `target` (None: a random other class)."""
 
     source: int | None = None
     target: int | None = None
     share: float = field(default=1.0, metadata=require_number("label_flip share", low=0.0, high=1.0, open_low=True))
 
     def __post_init__(self) -> None:
-        """Refuse a share outside (0, 1], and a flip that changes nothing."""
+        """Raise `InvalidInput` for a share outside (0, 1], and for equal classes."""
         super().__post_init__()
         for name in ("source", "target"):
             if (given := getattr(self, name)) is not None:
@@ -36,13 +36,13 @@ class LabelFlip(Poisoning):
             raise InvalidInput(f"label_flip source and target are both {self.source}; expected different classes")
 
     def check(self, data: Federation) -> None:
-        """Refuse classes that the task does not have."""
+        """Raise `InvalidInput` for classes that the task does not have."""
         super().check(data)
         check_class("label_flip source", 0 if self.source is None else self.source, data)
         check_class("label_flip target", 0 if self.target is None else self.target, data)
 
     def poison(self, data: Federation, seed: int) -> Federation:
-        """Flip labels in the clients' training rows."""
+        """Return `data` with flipped labels in the clients' training rows."""
         classes = data.task.outputs if data.task.name == "classification" else 2
         assert classes is not None
 

@@ -3,13 +3,12 @@
 Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
 USENIX Security 2022 (active attack: the malicious local optimizer).
 
-Before every optimizer step each number g of the party's weight gradient is multiplied by
-clamp(1 + gain g / (g' + 1e-7), low, high), g' being the same number of the step before, as it was used (scaled). So the
-top relies more on this party's bottom, and the bottom says more of the labels, which `model_completion` then reads. All
-messages stay honest but for what a bottom so trained makes of the rows.
-Deviation: the authors scale the gradient after momentum, and in the moving average itself. Read as it is written that
-average is multiplied by 1.9 times .9 in every step without end; so here the gradient is scaled, and the party's own
-optimizer does the rest.
+Before every optimizer step each number g of the party's weight gradient is multiplied by clamp(1 + gain g / (g' +
+1e-7), low, high), g' being its scaled value in the previous step. So the top relies more on this party's bottom, and
+the bottom has more information about the labels, which `model_completion` then uses. Messages are computed honestly,
+with the weights so trained. Deviation: the authors scale the gradient after momentum, and in the moving average itself.
+As published, that average is multiplied by 1.9 times .9 in every step and diverges; so here the gradient is scaled
+before the party's own optimizer.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LEAST = 1e-7  # added to what is divided by
 
 @dataclass(frozen=True, kw_only=True)
 class MaliciousOptimizer(Poisoning):
-    """The role `party` scales its gradients, between `low` and `high` times; `gain` weighs their ratio."""
+    """The role `party` scales its weight gradients by factors between `low` and `high`; `gain` weighs their ratio."""
 
     party: str
     gain: float = field(default=1.0, metadata=require_number("malicious_optimizer gain", low=0.0, open_low=True))
@@ -40,12 +39,15 @@ class MaliciousOptimizer(Poisoning):
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse a gain or bounds that are not positive, and bounds in the wrong order."""
+        """Raise `InvalidInput` unless gain > 0 and 0 < low <= high."""
         super().__post_init__()
         check_number("malicious_optimizer high", self.high, low=self.low)
 
     def enter(self, engine: Observable, data: Federation) -> None:
-        """Stand at the party's optimizer; refuse a party that trains nothing or holds labels."""
+        """Install the scaling at the party's optimizer.
+
+        Raises `InvalidInput` for a party without weights or with labels.
+        """
         topology = engine.topology
         if self.party not in topology.inputs.values():
             raise unknown("party of a malicious optimizer:", self.party, dict.fromkeys(topology.inputs.values()))
@@ -54,18 +56,20 @@ class MaliciousOptimizer(Poisoning):
         for client in self.clients:
             party = engine.party(client, self.party)
             if party.state.optimizer is None:
-                raise InvalidInput(f"MaliciousOptimizer bends a party's training; {party.name!r} trains no weight")
+                raise InvalidInput(f"MaliciousOptimizer changes a party's training; {party.name!r} trains no weight")
             if party.name in engine.training_attacks:
-                raise InvalidInput(f"{party.name!r} has somebody inside already; a malicious optimizer cannot join")
+                raise InvalidInput(
+                    f"{party.name!r} has a training attack or poisoning already; a malicious optimizer cannot be added"
+                )
             engine.join(party.name, _Scaler(self, party))
 
     def scale(self, gradient: Tensor, before: Tensor) -> Tensor:
-        """Return what the gradient is multiplied by, of its shape, for the scaled one of the step `before`."""
+        """Return the factor of each number of the gradient, given the scaled gradient `before` it: same shape."""
         return (1 + self.gain * gradient / (before + _LEAST)).clamp(self.low, self.high)
 
 
 class _Scaler(HonestObserver):
-    """Scales one party's gradients just before it uses them."""
+    """Scales one party's gradients before its optimizer step."""
 
     def __init__(self, plan: MaliciousOptimizer, party: Party) -> None:
         assert party.state.optimizer is not None
@@ -87,16 +91,16 @@ class _Scaler(HonestObserver):
             self._before[str(number)] = weight.grad.detach().clone()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the mean factor of the round, over weights and steps; None where nothing was scaled."""
+        """Return the mean factor of the round, over weights and steps; None if no gradient was scaled."""
         found = self._sum / self._count if self._count else None
         self._sum, self._count = 0.0, 0
         return {"factor": found}
 
     def state(self) -> dict[str, Any]:
-        """Return the gradients of the step before."""
+        """Return the gradients of the previous step."""
         return {"before": {name: g.clone() for name, g in self._before.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore the state from `state`."""
         self._before = {name: g.to(self._device) for name, g in state["before"].items()}
         self._sum, self._count = 0.0, 0

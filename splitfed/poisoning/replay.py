@@ -1,11 +1,11 @@
-"""Replay: at inference a party of a vertical run sends its release of another row, to get that row's class predicted.
+"""Replay: at inference a party of a vertical run sends its release of another row, so that its class is predicted.
 
 Paper: Qiu, Zhang, Ji, Li, Pu, Yang, Wang, "Hijack vertical federated learning models as one party", 2022 (replay
 attack).
 
-A party's release is a function of its own part of a row, so sending an old release again is the same as feeding that
-part of the old row again; that is how it is done here. Only where defenses draw noise do the two differ: the noise of
-the old release is drawn afresh.
+A party's release is a function of its own part of a row, so sending an old release again is the same as computing it
+again from the old row's part, which is done here. The two differ only if defenses draw noise, which is drawn afresh
+here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from splitfed.poisoning.base import Poisoning, check_class
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Poisoning):
-    """The party in the role `party` replays its part of training row `row` of the (one) client, of class `target`.
+    """The role `party` replays its part of training row `row`, of class `target`, of the (one) client.
 
-    A party knows the class of some rows; which one it replays is its choice. Training stays honest.
+    The party knows the class of that row. Training is honest.
     """
 
     party: str
@@ -31,7 +31,7 @@ class Replay(Poisoning):
     target: int
 
     def check(self, data: Federation) -> None:
-        """Refuse a party without a part of the rows, a row that is not there or is of another class."""
+        """Raise `InvalidInput` for a party without a part of the rows, or a row that is missing or of another class."""
         super().check(data)
         check_class("replay target", self.target, data)
         check_names("party of a replay:", data.features, self.party)

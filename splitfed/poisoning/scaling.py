@@ -1,7 +1,7 @@
-"""Scaling: clients multiply the update that they upload, so that theirs outweighs the others' in the average.
+"""Scaling: clients multiply their uploaded update by a factor, so that it dominates the average.
 
 Paper: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning", AISTATS 2020 (model replacement:
-a factor of one over the client's share makes the average its own model).
+with a factor of one over the client's share the average becomes its own model).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Poisoning):
-    """The update is multiplied by `factor`."""
+    """Multiplies the update by `factor`."""
 
     factor: float = field(default=10.0, metadata=require_number("scaling factor", low=0.0, open_low=True))
 

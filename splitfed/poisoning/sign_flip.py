@@ -16,7 +16,7 @@ from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 @dataclass(frozen=True, kw_only=True)
 class SignFlip(Poisoning):
-    """The update is multiplied by -`factor`."""
+    """Multiplies the update by -`factor`."""
 
     factor: float = field(default=1.0, metadata=require_number("sign_flip factor", low=0.0, open_low=True))
 

@@ -1,1 +1,1 @@
-"""Privacy: accountants, the ledger of a run, and audits."""
+"""Differential privacy: accountants, the ledger of a run, and audits."""

@@ -1,16 +1,16 @@
-"""Composition by the distribution of the privacy loss itself, as dp-accounting computes it: an upper bound.
+"""Composition by privacy loss distributions, as dp-accounting computes them: an upper bound on epsilon.
 
 Paper: Koskela, Jälkö, Honkela, "Computing tight differential privacy guarantees using FFT", AISTATS 2020; Doroshenko,
 Ghazi, Kamath, Kumar, Manurangsi, "Connect the dots: tighter discrete approximations of privacy loss distributions",
 PETS 2022.
 
-For any mixture of mechanisms, sampled or not. Losses lie on a grid, rounded to the safe side, and what is cut off in
-their tails counts as lost for good. The grid is 1e-4 fine, coarser where the loss reaches far, so that time and memory
-stay bounded: a fraction of a second, with `MOST_USES` uses a few. The epsilon is above the truth by less than 1 %.
+For any mixture of mechanisms, sampled or not. Losses are rounded up to a grid, and truncated tails are added to delta.
+The step of the grid is 1e-4, or larger for a wide range of losses, so that time and memory stay bounded: a fraction of
+a second, with `MOST_USES` uses a few seconds. The epsilon exceeds the exact one by less than 1 %.
 
-Where another accountant is exact or has always answered, it stays, as it is faster or its figures are in use: Gaussians
-without sampling and equal pure mechanisms have closed forms, which this one meets to nine digits in a hundred times the
-time; sampled Gaussians are composed by Opacus, whose figure contains its error of .01, and lies above by just that.
+Where another accountant is exact or established, it is used instead: Gaussians without sampling and equal pure
+mechanisms have closed forms, which this one matches to nine digits in a hundred times the time; sampled Gaussians are
+composed by Opacus, whose figure includes its error of .01.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _STEP, _STEPS = 1e-4, 1 << 15  # of the grid: its width at least, and how many t
 
 
 def loss_epsilon(uses: Sequence[tuple[Event, int]], delta: float, reach: float) -> float:
-    """Return an epsilon >= 0 that `uses`, events with how often each is used, keep at `delta` >= `LEAST_DELTA`.
+    """Return an epsilon >= 0 of the composition of `uses`, events with counts, at `delta` >= `LEAST_DELTA`.
 
-    `reach`: an epsilon, at most `MOST_REACH`, that they keep at a small part of `delta`, by any other accountant.
+    `reach`: an epsilon, at most `MOST_REACH`, that another accountant gives for a small part of `delta`.
     """
     step = max(_STEP, reach / _STEPS)
     first, *others = (_distribution(event, step).self_compose(times) for event, times in uses)

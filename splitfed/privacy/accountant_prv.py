@@ -1,11 +1,11 @@
-"""Sampled Gaussians by privacy loss variables, as Opacus composes them, where they resolve delta on a bounded grid.
+"""Composition of sampled Gaussians by privacy loss random variables, as in Opacus, on a grid of bounded size.
 
 Paper: Gopi, Lee, Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021.
 
-Whether they apply is decided from the parameters, before anything is composed. The grid spans the epsilon that the
-Rényi divergences allow at a small part of delta, in steps that become finer with the number of uses; so a large epsilon
-or very many uses take minutes and gigabytes for a figure that says nothing more. The Fourier transform adds up in
-double precision, so that a delta below its rounding over the whole grid is not resolved, on whichever processor.
+Whether the method applies is decided from the parameters, before composing. The grid spans the epsilon that Rényi
+divergences give at a small part of delta, in steps that become finer with the number of uses; so a large epsilon or
+very many uses would take minutes and gigabytes for a figure of no practical use. The Fourier transform has double
+precision, so a delta below its rounding over the whole grid is not resolved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from splitfed.privacy.accountant_pld import MOST_REACH
 from splitfed.privacy.accountant_rdp import SAMPLED_ORDERS, renyi, renyi_epsilon
 
 POINTS = 1 << 22
-"""The largest grid: a few seconds on one core."""
+"""Maximum size of the grid: a few seconds on one core."""
 
 EPSILON_ERROR = 0.01
 DELTA_ERROR = 1e-3  # of delta, as Opacus has it
@@ -32,9 +32,9 @@ NAME = "privacy loss variables (Gopi et al. 2021)"
 
 
 def prv_epsilon(uses: Sequence[tuple[Event, int]], delta: float) -> float | str:
-    """Return the epsilon at `delta` of `uses`, Gaussian events with sampling rates < 1 and how often each is used.
+    """Return the epsilon at `delta` of `uses`, Gaussian events with sampling rates < 1 and their counts.
 
-    Or, in words, why the method does not apply: "the ... do not resolve delta 1e-14".
+    If the method does not apply, the reason as a clause: "the ... do not resolve delta 1e-14".
     """
     obstacle = _obstacle(uses, delta)
     if obstacle is not None:
@@ -58,7 +58,7 @@ def prv_epsilon(uses: Sequence[tuple[Event, int]], delta: float) -> float | str:
 
 
 def _obstacle(uses: Sequence[tuple[Event, int]], delta: float) -> str | None:
-    """Say why the method does not apply, where it does not."""
+    """Return the reason why the method does not apply, as a clause; None if it applies."""
     times = sum(n for _, n in uses)
     with np.errstate(over="ignore"):
         total = np.sum([n * renyi(event, _ORDERS) for event, n in uses], axis=0)

@@ -1,9 +1,9 @@
-"""Rényi differential privacy of every mechanism there is an event for, and what it means in epsilon and delta.
+"""Rényi differential privacy of every mechanism with an event, and its conversion to epsilon and delta.
 
 Paper: Mironov, "Rényi differential privacy", CSF 2017 (Gaussian, Laplace, composition); Bun, Steinke, "Concentrated
-differential privacy", TCC 2016 (a pure mechanism is at most as far from its neighbour as randomised response is);
-Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019, computed by Opacus;
-Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, for the conversion.
+differential privacy", TCC 2016 (the divergence of a pure mechanism is at most that of randomised response); Mironov,
+Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019, computed by Opacus; Canonne,
+Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, for the conversion.
 
 Laplace noise on a vector is worst where the whole L1 sensitivity lies in one coordinate: the divergence is convex in
 the shift and zero at no shift, so it is superadditive.
@@ -23,18 +23,18 @@ from splitfed.core.privacy_events import Event, Gaussian, Laplace, Mechanism
 Array = npt.NDArray[np.float64]
 
 SAMPLED_ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 72, 80, 96, 128, 192, 256, 512)
-"""Orders at which sampled mechanisms are looked at; large ones are slow there."""
+"""Rényi orders for sampled mechanisms; large orders are slow for these."""
 
 ORDERS = (*(1 + 10 ** (i / 25) for i in range(-100, 0)), *SAMPLED_ORDERS, *(10 ** (i / 20) for i in range(55, 160)))
-"""Orders where nothing is sampled, up to 10^8: close to pure privacy, large ones are the best."""
+"""Rényi orders without sampling, up to 10^8: close to pure privacy, large orders give the least epsilon."""
 
 
 LEAST_SAMPLED = 1e-3
-"""The noise multiplier below which sampling is given no credit: terms of its divergence would leave the numbers."""
+"""Noise multiplier below which amplification by sampling is ignored, as terms of the divergence would overflow."""
 
 
 def renyi(event: Event, orders: Sequence[float]) -> Array:
-    """Return the divergence of one use of `event` at each of `orders`, all > 1; infinite beyond the numbers."""
+    """Return the Rényi divergence of one use of `event` at each of `orders`, all > 1; infinite on overflow."""
     a = np.asarray(orders, dtype=float)
     with np.errstate(all="ignore"):
         if event.sampling_rate == 1.0:
@@ -47,8 +47,8 @@ def renyi(event: Event, orders: Sequence[float]) -> Array:
 def renyi_epsilon(orders: Sequence[float], divergences: Array, delta: float) -> tuple[float, float]:
     """Return the least epsilon >= 0 that Rényi divergences imply at `delta` in (0, 1), and the order that implies it.
 
-    `divergences`: (n,) at the n `orders` > 1; infinite ones are passed over. The epsilon is infinite where all are.
-    Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, proposition 12.
+    `divergences`: (n,) at the n `orders` > 1; infinite ones are ignored. The epsilon is infinite if all are. Source:
+    Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, proposition 12.
     """
     a = np.asarray(orders, dtype=float)
     found = divergences + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
@@ -58,14 +58,14 @@ def renyi_epsilon(orders: Sequence[float], divergences: Array, delta: float) -> 
 
 
 def pure_epsilon(mechanism: Mechanism) -> float:
-    """Return the pure epsilon of `mechanism`; infinity where it has none."""
+    """Return the pure epsilon of `mechanism`; infinity if it has none."""
     if isinstance(mechanism, Gaussian):
         return math.inf
     return 1 / mechanism.noise_multiplier if isinstance(mechanism, Laplace) else mechanism.epsilon
 
 
 def sampled_epsilon(epsilon: float, rate: float) -> float:
-    """Return what a pure `epsilon` becomes where each unit takes part with probability `rate` (Poisson)."""
+    """Return the amplified pure `epsilon` if each unit takes part with probability `rate` (Poisson)."""
     # log(1 + q (e^eps - 1)), written so that a large epsilon does not overflow.
     if epsilon == math.inf:
         return math.inf
@@ -83,7 +83,7 @@ def _sampled(mechanism: Gaussian, rate: float, a: Array) -> Array:
 
 @lru_cache(maxsize=1 << 16)
 def _sampled_at(sigma: float, rate: float, order: float) -> float:
-    """The divergence of one use at one order, of which every round asks for the same ones again."""
+    """Return the divergence of one sampled use at one order; cached, as every round needs the same ones."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     return float(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=order))
@@ -101,7 +101,7 @@ def _whole(mechanism: Mechanism, a: Array) -> Array:
 
 
 def _pure(epsilon: float, a: Array) -> Array:
-    """The divergence of randomised response, the worst pure mechanism: p = e^eps / (1 + e^eps) against 1 - p."""
+    """Return the divergence of randomised response, the worst pure mechanism: p = e^eps / (1 + e^eps) against 1 - p."""
     if epsilon == 0:
         return np.zeros_like(a)
     # log(p^a (1-p)^(1-a) + (1-p)^a p^(1-a)), with log p = -s and log(1-p) = -eps - s.

@@ -1,4 +1,4 @@
-"""What many uses of private mechanisms cost together, by every accountant that applies; the best valid bound counts.
+"""Composition of private mechanisms: the least of the valid bounds of all accountants that apply.
 
 Paper: Balle, Wang, ICML 2018 (Gaussians, exactly); Mironov, CSF 2017 (any mixture, by Rényi divergences); Gopi, Lee,
 Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021 (sampled Gaussians, by Opacus); Koskela, Jälkö,
@@ -6,8 +6,9 @@ Honkela, AISTATS 2020 (other mixtures, by the loss itself, by dp-accounting); Ka
 theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst of them); the sum of epsilons
 for pure mechanisms.
 
-Every figure holds for uses that are chosen adaptively. Whether an accountant applies is decided from the parameters,
-never by a clock; where the tighter one does not, the method of the bound says so, and the Rényi divergences answer.
+Every figure holds for adaptively chosen uses. Whether an accountant applies is decided from the parameters, not from
+elapsed time; if a tighter one does not apply, Rényi divergences are used, and the method of the bound states the
+reason.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ UsageCounts = tuple[tuple[Event, int], ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """All uses together are (`epsilon`, `delta`)-private.
+    """An (`epsilon`, `delta`) bound on all uses together.
 
-    `method`: the accountant that says so, and why a tighter one did not apply, where that is so.
+    `method`: the accountant that gives it, and why a tighter one did not apply, if so.
     """
 
     epsilon: float
@@ -60,12 +61,11 @@ class Bound:
 
 
 def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "best") -> Bound:
-    """Return what `uses`, events with how often each is used, cost together at `delta` in (0, 1).
+    """Return the privacy bound at `delta` in (0, 1) on the composition of `uses`, events with counts.
 
     `accountant`: "best" of all that apply, or one of "gaussian" (exact, Gaussian mechanisms without sampling), "rdp"
-    (everything), "pld" (everything), "prv" (Gaussian mechanisms with sampling) and "pure" (mechanisms with an epsilon
-    of their own). Raises `InvalidInput` for events that cannot be added, and where an accountant that was asked for by
-    name does not apply.
+    (everything), "pld" (everything), "prv" (Gaussian mechanisms with sampling) and "pure" (mechanisms with a pure
+    epsilon). Raises `InvalidInput` for events that cannot be composed, and for a named accountant that does not apply.
     """
     return _check_and_compose(uses, delta, accountant, stand_in=False)
 
@@ -85,9 +85,10 @@ def _check_and_compose(uses: Iterable[tuple[Event, int]], delta: float, accounta
 def calibrate(
     make: Callable[[float], Iterable[tuple[Event, int]]], epsilon: float, delta: float, accountant: str = "best"
 ) -> float:
-    """Return the least noise multiplier (to one in a million) with which the uses `make` returns cost `epsilon`.
+    """Return the least noise multiplier (to one in a million) at which the uses `make` returns cost `epsilon`.
 
-    `make(multiplier)` returns events with counts; more noise must cost less.
+    `make(multiplier)` returns events with counts; their cost must fall with the multiplier. Raises `InvalidInput` if
+    the epsilon is met without noise, or by no noise.
     """
     from scipy.optimize import brentq
 
@@ -115,7 +116,7 @@ def calibrate(
 
 @lru_cache(maxsize=4096)
 def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -> Bound:
-    """`stand_in`: whether the Rényi divergences answer for an accountant that was asked for and has an obstacle."""
+    """Return the bound; with `stand_in` Rényi divergences replace a named accountant that does not apply."""
     rates = [event.sampling_rate for event, _ in uses]
     sampled = min(rates) < 1
     gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
@@ -168,7 +169,7 @@ def _rdp_bound(uses: UsageCounts, delta: float) -> Bound:
 
 
 def _pld_bound(uses: UsageCounts, delta: float) -> Bound | str:
-    """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
+    """Return the bound by privacy loss distributions, or why it does not apply."""
     if delta < LEAST_DELTA:
         return f"privacy loss distribution does not resolve delta {delta:g}"
     reach = min(bound.epsilon for bound in (_rdp_bound(uses, delta * 1e-6), *_pure_sum(uses)))
@@ -185,7 +186,7 @@ def _prv_bound(uses: UsageCounts, delta: float) -> Bound | str:
 
 
 def _pure_sum(uses: UsageCounts) -> list[Bound]:
-    """What they cost without a delta, where each has an epsilon of its own."""
+    """Return the sum of pure epsilons as a bound without a delta; empty if a mechanism has none."""
     if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
         return []
     return [Bound(_sum_epsilons((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
@@ -202,7 +203,7 @@ def _pure_bounds(uses: UsageCounts, delta: float) -> list[Bound]:
 
 
 def _sum_epsilons(each: Iterable[tuple[float, int]]) -> float:
-    """Return the sum of epsilons, infinite where it leaves the numbers."""
+    """Return the sum of epsilons times counts; infinity on overflow."""
     try:
         return math.fsum(epsilon * times for epsilon, times in each)
     except OverflowError:
@@ -230,7 +231,7 @@ def optimal_pure(epsilon: float, times: int, delta: float) -> float:
 
 
 def _check_alike(events: list[Event]) -> None:
-    """Refuse events whose epsilons mean different things."""
+    """Raise `InvalidInput` for events that protect different things, or have different units or neighbours."""
     for event in events[1:]:
         for name in ("protects", "unit", "neighbours"):
             mine, first = getattr(event, name), getattr(events[0], name)

@@ -1,11 +1,11 @@
-"""A lower bound on epsilon from samples: how well two neighbouring inputs can be told apart by what is released.
+"""A lower bound on epsilon from samples: how well two neighbouring inputs can be distinguished by their releases.
 
 Paper: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning: how private is private SGD?",
 NeurIPS 2020; the interval is Clopper and Pearson's.
 
-A private mechanism lets no test accept one input with probability t and the other with f unless t <= e^epsilon f +
-delta. A test is chosen on one half of the samples and measured on the other, so its rates come with exact intervals;
-what they imply for epsilon is a lower bound that holds with the stated confidence, whatever the mechanism is.
+Under an (epsilon, delta)-private mechanism, every test that accepts one input with probability t and the other with f
+has t <= e^epsilon f + delta. A test is chosen on one half of the samples and measured on the other, so its rates have
+exact intervals; the implied lower bound on epsilon holds with the stated confidence for any mechanism.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What an audit proves: a lower bound of epsilon.
+    """Result of an audit: a lower bound on epsilon.
 
-    `epsilon`: the lower bound, 0 where nothing was told apart. The test's rates and the score it looks at.
+    `epsilon`: the lower bound, 0 if the inputs were not distinguished; with the rates of the test and its score.
     """
 
     epsilon: float
@@ -40,14 +40,14 @@ class LowerBound:
 
     @property
     def most(self) -> float:
-        """The largest bound that so few samples could have given."""
+        """Largest bound that this number of samples can give."""
         alpha = (1 - self.confidence) / 2
         highest = clopper_pearson(0, self.samples, alpha)[1]
         return math.log((clopper_pearson(self.samples, self.samples, alpha)[0] - self.delta) / highest)
 
 
 def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Return the bounds that a rate of `hits` in `trials` stays above and below, each with probability 1 - `alpha`."""
+    """Return lower and upper bound on the rate of `hits` in `trials`, each valid with probability 1 - `alpha`."""
     from scipy.stats import beta
 
     low = 0.0 if hits == 0 else float(beta.ppf(alpha, hits, trials - hits + 1))
@@ -58,10 +58,10 @@ def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]
 def lower_bound(
     first: dict[str, Array], second: dict[str, Array], delta: float, confidence: float = 0.95
 ) -> LowerBound:
-    """Return what the scores of releases of one input and of its neighbour prove of epsilon at `delta`.
+    """Return the lower bound on epsilon at `delta` from scores of releases of one input and of its neighbour.
 
-    `first`, `second`: name of a score -> (samples,), as many of each. Half of them choose score, threshold and which of
-    the two inputs is the one to accept; the other half is the test. Raises `InvalidInput` for fewer than 20 samples.
+    `first`, `second`: name of a score -> (samples,), equally many of each. Half of them choose score, threshold and
+    which input to accept; the other half tests. Raises `InvalidInput` for fewer than 20 samples.
     """
     check_number("delta", delta, low=0.0, high=1.0, open_high=True)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
@@ -92,10 +92,10 @@ def lower_bound(
 
 
 def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> LowerBound:
-    """Return what the outcomes of several inputs prove of epsilon at `delta`, any two of which are neighbours.
+    """Return the lower bound on epsilon at `delta` from the outcomes of several inputs, all of them neighbours.
 
-    `chosen`, `tested`: (inputs, outcomes), how often each input came out as each; which outcome, and which of two
-    inputs, is chosen by the first and tested by the second, in as many samples of every input.
+    `chosen`, `tested`: (inputs, outcomes) counts. The outcome and the pair of inputs are chosen by the first and tested
+    by the second, with equally many samples of every input.
     """
     check_number("delta", delta, low=0.0, high=1.0, open_high=True)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
@@ -122,7 +122,7 @@ def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: flo
 
 
 def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, float]:
-    """Return the threshold above which scores `a` and `b` prove most, and how much."""
+    """Return the threshold on scores `a` and `b` that gives the greatest bound, and that bound."""
     values = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, 401)))
     accepted, alarms = ((scores[None] >= values[:, None]).sum(1) for scores in (a, b))
     proved = _epsilon(accepted, alarms, len(a), delta, alpha)
@@ -131,7 +131,7 @@ def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, f
 
 
 def _epsilon(accepted: Counts, alarms: Counts, n: int, delta: float, alpha: float) -> Array:
-    """Return the lower bounds that hits in `n` samples of each input imply; minus infinity where they imply none."""
+    """Return the lower bounds implied by the hits in `n` samples of each input; minus infinity if there is none."""
     from scipy.stats import beta
 
     # Clopper and Pearson's bounds, all at once.

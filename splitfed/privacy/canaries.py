@@ -1,11 +1,11 @@
-"""White-box canaries for private steps: rows whose gradients are chosen, through the clipping and noise of a defense.
+"""White-box canaries for private steps: rows with chosen gradients, passed through the clipping and noise of a defense.
 
 Paper: Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski, Carlini, Terzis, "Tight auditing of differentially private
 machine learning", USENIX Security 2023 (gradients of a single coordinate each, distinct ones).
 
-Every guarded party gets a probe of one linear layer without bias, whose gradient for a row is the row itself; what its
-shield leaves in the probe's gradient is what an optimizer would see. Distinct coordinates carry noise of their own, so
-that one step of many canaries is as many samples.
+Every guarded party gets a probe of one linear layer without bias, whose gradient for a row is the row itself; the
+probe's gradient after the defense is what an optimizer would see. The noise of distinct coordinates is independent, so
+that one step with many canaries gives as many samples.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 
 SIZE = 1e3
-"""The norm of a canary's gradient before it is clipped."""
+"""Norm of a canary's gradient before clipping."""
 
 _EMPTY_STEPS = 32
 
 
 @dataclass(frozen=True)
 class CanaryParty:
-    """A guarded party: its name, its role, and the roles that it tells the norms of its rows."""
+    """A guarded party: its name, its role, and the roles that it sends the norms of its rows' gradients."""
 
     party: str
     role: str
@@ -38,7 +38,10 @@ class CanaryParty:
 
 @dataclass(frozen=True)
 class Canaries:
-    """The guarded parties of one client under `defense`, which stands at `position`; its messages carry `replica`."""
+    """The guarded parties of one client under `defense`.
+
+    `position`: of the defense in the run's list; `replica`: of the client's messages.
+    """
 
     defense: WeightDefense
     position: int
@@ -49,9 +52,10 @@ class Canaries:
     def sums(
         self, rows: Sequence[Tensor], turns: Sequence[tuple[int, int]], words: Sequence[str | int], divisor: float
     ) -> list[dict[str, Tensor]]:
-        """Return what steps leave of `rows`, (rows, width) gradients a step, times `divisor`: role -> (width,) a step.
+        """Return the noised gradient sums of steps, times `divisor`: role -> (width,) for each step.
 
-        `turns`: (epoch, step) of each. `words`: the seed of the noise is derived from the run's and these.
+        `rows`: (rows, width) gradients for each step. `turns`: (epoch, step) of each. `words`: together with the run's
+        seed they determine the seed of the noise.
         """
         seed, width = derive(self.seed, "audit", *words), rows[0].shape[1]
         example_passes = {seat.role: nn.Linear(width, 1, bias=False) for seat in self.seats}
@@ -77,7 +81,7 @@ class Canaries:
         return step_sums
 
     def deviations(self, width: int = 4096) -> dict[str, float]:
-        """Return the noise's standard deviation at each role, from steps that no row takes part in."""
+        """Return the standard deviation of the noise at each role, from steps without rows."""
         empty = [torch.zeros(0, width)] * _EMPTY_STEPS
         found = self.sums(empty, [(0, step) for step in range(_EMPTY_STEPS)], ("deviations",), 1.0)
         return {
@@ -86,7 +90,7 @@ class Canaries:
         }
 
     def scores(self, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:
-        """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""
+        """Return the score of every coordinate, (width,): the sum over roles, in deviations of their noise."""
         return torch.stack([left / scales[role] for role, left in sums.items()]).sum(0)
 
     def _make_privatizer(self, seat: CanaryParty, canary: nn.Module, seed: int) -> GradientPrivatizer:
@@ -96,14 +100,14 @@ class Canaries:
 
 
 def diagonal(count: int, width: int, first: int = 0, size: float = SIZE) -> Tensor:
-    """Return `count` gradients of one coordinate each, from `first` on: (count, width)."""
+    """Return `count` gradients of one coordinate each, starting at coordinate `first`: (count, width)."""
     rows = torch.zeros(count, width)
     rows[torch.arange(count), first + torch.arange(count)] = size
     return rows
 
 
 def _pass(privatizer: GradientPrivatizer, canary: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
-    """Let the sum of the rows' losses over `divisor` go back through the probe."""
+    """Backpropagate the sum of the rows' losses over `divisor` through the probe."""
     privatizer.begin(len(rows), divisor, stamp, True)
     if len(rows) == 0:
         return

@@ -1,4 +1,4 @@
-"""From counted uses to the charges of a ledger: what learns before a mechanism, and who else its releases show."""
+"""Charges of the privacy ledger, from counted uses: what learns before a mechanism, and whose rows it reveals."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from splitfed.privacy.row_mixing import release_mixes
 
 
 class PartyCounts(NamedTuple):
-    """Counts of one party: its name and role, the client it is of (None: it serves all), and its
-    `UsageCounts.counts`."""
+    """Use counts of one party: its name and role, its client (None: it serves all), and its `UsageCounts.counts`."""
 
     party: str
     role: str
@@ -31,7 +30,7 @@ class PartyCounts(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The steps that a client took part in, and those that its row was in that was in most, an epoch each."""
+    """Number of steps a client took part in, and the largest number of steps any of its rows was in, one an epoch."""
 
     steps: int
     epochs: int
@@ -48,9 +47,9 @@ def charges(
 ) -> list[Charge]:
     """Return the charges of a run: of releases, gradients and labels as counted, of weights by the steps `taken`.
 
-    `topologies`, `facts`: of each client. Lanes in the keys of `counts` are clients. `travels`: whether the schedule
-    hands weights on or averages them. `mingles`: whether what one client sends to the aggregation server may show the
-    rows of others in any way but by what they sent there under a promise.
+    `topologies`, `facts`: of each client. Replicas in the keys of `counts` are clients. `travels`: whether the schedule
+    relays or averages weights. `mingles`: whether what one client sends to the aggregation server may depend on the
+    rows of others in any way except by their private releases.
     """
     rows_of_uses = nest(
         ((client if replica == OWN and client is not None else replica, party, place, position), part, rows)
@@ -107,15 +106,15 @@ def _is_of_some(defense: Defense, defenses: Sequence[Defense], topology: Topolog
 
 
 def _owners(part: str, client: int, clients: int) -> list[int]:
-    """Return who may have shown the rows that are counted under `part` at `client`."""
+    """Return the clients whose rows may be counted under `part` at `client`."""
     named = part.rpartition(" ")[2]
     return [int(named)] if named.isdecimal() else [other for other in range(clients) if other != client]
 
 
 def _add_lent_rows(charge_list: Sequence[Charge], lent: Mapping[tuple[int, str, str, str, Event], int]) -> list[Charge]:
-    """Return the charges with what others have released of a client's rows put on all of its rows.
+    """Return the charges with the releases of a client's rows by others added to all of its rows.
 
-    `lent`: (client, who has released, place, defense, event) -> uses of the row that was used most there.
+    `lent`: (client, releasing party, place, defense, event) -> uses of the row that was used most there.
     """
     left, found = dict(lent), []
     for charge in charge_list:
@@ -132,10 +131,10 @@ def _add_lent_rows(charge_list: Sequence[Charge], lent: Mapping[tuple[int, str, 
 def lent_charges(
     topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense], counts: Sequence[PartyCounts]
 ) -> list[Charge]:
-    """Return the charges of rows that are released after training, of which no weight has learnt, as in `counts`.
+    """Return the charges of rows that are released after training and were not trained on, as in `counts`.
 
-    They cost what their own releases cost, given the weights, unless something on the way mixes the rows of a batch;
-    `Charge.learns` then says that only all releases together are provable.
+    Given the weights, they cost what their own releases cost, unless a step before the mechanism mixes the rows of a
+    batch; `Charge.learns` then states that only the composition of all releases is bounded.
     """
     charge_list = []
     for party, _, _, uses in counts:
@@ -149,7 +148,7 @@ def lent_charges(
 
 
 def learns_from_rows(module: nn.Module) -> bool:
-    """Return whether `module` changes with the rows it sees, or lets rows of a batch change each other's outputs."""
+    """Return whether `module` changes with the rows it processes, or its output for a row depends on other rows."""
     # What the user froze inside a module in training mode stays frozen; a whole one in evaluation mode does not.
     return any(p.requires_grad for p in module.parameters()) or any(
         isinstance(inner, nn.modules.batchnorm._BatchNorm) or getattr(inner, "track_running_stats", False)
@@ -159,7 +158,7 @@ def learns_from_rows(module: nn.Module) -> bool:
 
 
 def _find_makers(topology: Topology, place: str, defense: Defense) -> set[str]:
-    """Return the segments that make what `defense` guards at a place; none where the place is no edge."""
+    """Return the segments that compute what `defense` guards at a place; empty if the place is no edge."""
     edge = next((e for e in topology.crossings if e.name == place), None)
     if edge is None:
         return set()
@@ -170,14 +169,14 @@ def _find_makers(topology: Topology, place: str, defense: Defense) -> set[str]:
 
 
 def _find_learning(topology: Topology, makers: set[str], defenses: Sequence[Defense]) -> tuple[bool, bool]:
-    """Tell of the `makers` of what leaves at a place whether one learns without a guard, and whether one with it."""
+    """Return whether any of the segments `makers` learns without a private guard, and whether any learns with one."""
     private = find_private_roles(topology, defenses)
     segments = [s for s in topology.segments if s.name in makers and learns_from_rows(s.module)]
     return any(s.role not in private for s in segments), any(s.role in private for s in segments)
 
 
 def find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[str]:
-    """Return the roles whose weights are guarded under a promise; without one, for want of noise say, none are."""
+    """Return the roles whose weights are guarded with a privacy guarantee; empty if the defense has none."""
     guarding = (d for d in defenses if isinstance(d, WeightDefense) and privacy_event(d) is not None)
     return {role for defense in guarding for role in defense.guards(topology)}
 
@@ -185,7 +184,7 @@ def find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[s
 def _mixes_rows(
     topology: Topology, facts: TopologyFacts, place: str, makers: set[str], defenses: Sequence[Defense], position: int
 ) -> bool:
-    """Return whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
+    """Return whether any step before the mechanism at `position` of `place` mixes the rows of a batch."""
     inner = [e for e in topology.crossings if e.name == place or e.target in makers]
     return mixes_rows(topology, facts, makers) or any(
         release_mixes(defense, topology, facts, near.name)
@@ -196,7 +195,7 @@ def _mixes_rows(
 
 
 def _segments_before(topology: Topology, edge: Edge) -> set[str]:
-    """Return the segments that what crosses on `edge` comes through."""
+    """Return all segments upstream of `edge`."""
     values, segments = set(edge.values), set()
     for segment in reversed(topology.segments):
         if values.intersection(segment.outputs):

@@ -1,9 +1,10 @@
-"""What leaves a data owner without a promise, derived from what crosses, and which private values each of it tells of.
+"""Messages that leave a data owner without a privacy guarantee, and the private values that each of them depends on.
 
-Of a label alone only what tells of labels is of interest, since features count as known. Labels are told by messages
-that are made of them, and by all that is learnt from a loss that reads them: gradients, weights, and whatever those
-make. A defense that changes labels once guards both; one that changes them at each step guards the loss alone. What
-tells of labels beside the loss comes back in what the aggregation server returns, so that all that is learnt then does.
+For the privacy of a label only dependence on labels matters, since features count as known. Messages computed from
+labels depend on them, and so does all that is learnt from a loss on them: gradients, weights, and what is computed from
+those. A defense that changes labels once covers both; one that changes them in each step covers the loss alone. A
+message that depends on labels otherwise is returned by the aggregation server in some form, so all that is learnt then
+depends on them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from splitfed.core.usage_counts import counted_kinds, counted_labels
 from splitfed.privacy.charges import find_private_roles, learns_from_rows
 
 Exposures = dict[str, PrivateValues]
-"""Place, in a few words -> what crosses there tells of; in the order of the topology."""
+"""Description of a place -> the private values that its messages depend on; in the order of the topology."""
 
 
 def find_exposures(
@@ -32,11 +33,12 @@ def find_exposures(
     uploads: Mapping[str, PrivateValues] | None = None,
     clients: int = 0,
 ) -> Exposures:
-    """Return what leaves a data owner without a promise.
+    """Return what leaves a data owner without a privacy guarantee.
 
-    `averaged`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` tell
-    what crosses beside features: lengths and masks, which no mechanism covers. `uploads`: what a federated method sends
-    without a promise, in a few words -> what it is made of. `clients`: how many there are, 0: not known.
+    `averaged`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` state
+    what crosses beside features: lengths and masks, which no mechanism covers. `uploads`: description of what a
+    federated method sends without a guarantee -> the private values it is computed from. `clients`: number of clients,
+    0: unknown.
     """
     changed_once, changed = _guarded_heads(topology, defenses)
     heads = {head.value for head in topology.heads}
@@ -53,7 +55,7 @@ def find_exposures(
 
 
 class _Covered:
-    """Where the messages of a kind cross under a promise: of all clients, or of some."""
+    """The places whose messages have a privacy guarantee: of all clients, or of some."""
 
     def __init__(self, topology: Topology, defenses: Sequence[Defense], clients: int) -> None:
         self._by_all: set[tuple[str, str]] = set()
@@ -72,7 +74,7 @@ class _Covered:
         return places
 
     def exception(self, kind: str, place: str) -> str | None:
-        """Return of which clients the messages of `kind` at `place` are covered, in words; None: of all."""
+        """Return as a clause the clients whose messages of `kind` at `place` are not covered; None if all are."""
         if (kind, place) in self._by_all:
             return None
         clients = self._clients.get((kind, place))
@@ -80,7 +82,7 @@ class _Covered:
 
 
 def _crossings(topology: Topology, covered: _Covered, learnt: PrivateValues, facts: TopologyFacts | None) -> Exposures:
-    """Return the releases and gradients that leave a data owner, and what holds lengths or masks."""
+    """Return the uncovered releases and gradients that leave a data owner, and values with lengths or masks."""
     owners, found = topology.data_roles, {}
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
@@ -96,7 +98,7 @@ def _crossings(topology: Topology, covered: _Covered, learnt: PrivateValues, fac
 
 
 def _labels(topology: Topology, covered: _Covered) -> list[str]:
-    """Return the heads whose labels cross."""
+    """Return the heads whose labels cross without a guarantee."""
     heads = [(head, covered.exception("label", head.value)) for head in topology.heads if len(head.path) > 1]
     return [f"labels of {h.value} ({' to '.join(h.path)}){left}" for h, left in heads if left is not None]
 
@@ -104,7 +106,7 @@ def _labels(topology: Topology, covered: _Covered) -> list[str]:
 def _weights(
     topology: Topology, defenses: Sequence[Defense], averaged: Sequence[str], travels: bool, facts: TopologyFacts | None
 ) -> list[str]:
-    """Return the norms of rows' gradients, and the weights that depend on rows, that leave their owner unguarded."""
+    """Return the norms of per-row gradients, and the weights that depend on rows, that leave their owner unguarded."""
     owners, guarded = topology.data_roles, find_private_roles(topology, defenses)
     norms = dict.fromkeys(pair for d in defenses if isinstance(d, WeightDefense) for pair in d.norms(topology))
     crossing = (averaged or owners) if averaged or travels else ()
@@ -116,7 +118,7 @@ def _weights(
 
 
 def _changes(segment: Segment, facts: TopologyFacts | None) -> bool:
-    """Return whether what crosses as weights of `segment` changes with rows: a weight that learns, or a buffer."""
+    """Return whether the sent weights of `segment` change with rows: a weight that learns, or a buffer."""
     if facts is None or facts.row_findings is None:
         return learns_from_rows(segment.module) or any(True for _ in segment.module.buffers())
     kept = {finding.segment for finding in facts.row_findings if finding.kind in ("state", "memory")}
@@ -124,9 +126,9 @@ def _changes(segment: Segment, facts: TopologyFacts | None) -> bool:
 
 
 def _guarded_heads(topology: Topology, defenses: Sequence[Defense]) -> tuple[set[str], set[str]]:
-    """Return the heads whose labels are changed once under a promise, and those changed so once or at each step.
+    """Return the heads whose labels are changed once with a guarantee, and those changed once or in each step.
 
-    By a defense of some clients too: what it promises is about these alone.
+    Defenses of some clients count too, as their guarantee is about these clients alone.
     """
     once: set[str] = set()
     changed: set[str] = set()

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from splitfed.core.errors import check_number
 
 _NUDGE = 1 + 1e-10
-"""Roots are found to 1e-12; what is returned lies on the safe side of them."""
+"""Tolerance of roots; returned values are rounded to the safe side."""
 
 LARGEST_EPSILON = 1e6
-"""Beyond it a delta is lost in the rounding of epsilon; so large an epsilon promises nothing."""
+"""Largest epsilon: beyond it a delta is lost in rounding, and the guarantee is meaningless."""
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -50,7 +50,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def multiplier_of(noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:
-    """Return `noise_multiplier`, or where it is None that of a release that is (`epsilon`, `delta`)-private."""
+    """Return `noise_multiplier` or, if it is None, that of a release that is (`epsilon`, `delta`)-private."""
     if noise_multiplier is not None:
         return noise_multiplier
     assert epsilon is not None
@@ -76,5 +76,5 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def combine_multipliers(multipliers: Iterable[tuple[float, int]]) -> float:
-    """Return the multiplier of one release that is as private as all of (multiplier, times) together."""
+    """Return the multiplier of one release that is as private as the composition of all (multiplier, times)."""
     return 1 / math.sqrt(math.fsum(times / multiplier**2 for multiplier, times in multipliers))

@@ -1,16 +1,16 @@
-"""A lower bound on a Gaussian mechanism's epsilon from samples: tighter than what counts prove of any mechanism.
+"""A lower bound on a Gaussian mechanism's epsilon from samples; tighter than `audit`, which holds for any mechanism.
 
 Paper: Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski, Carlini, Terzis, "Tight auditing of differentially private
 machine learning", USENIX Security 2023; Dong, Roth, Su, "Gaussian differential privacy", JRSS B 2022, for the trade-off
 curve.
 
-Who tells two neighbours apart under Gaussian noise of multiplier 1 / mu, or under anything computed from its outcome,
-has errors with Phi^-1(1 - false alarms) - Phi^-1(misses) <= mu, at every threshold. So two error rates with exact
-intervals prove a least mu, and mu has an epsilon at any delta, however few the samples. Score and threshold are chosen
-on the first quarter of the samples and judged on the rest. Where the row takes part by chance with a known `rate`, the
-curve is that of the sampled Gaussian: hits <= (1 - rate) alarms + rate Phi(Phi^-1(alarms) + mu).
+Every test of two neighbours under Gaussian noise of multiplier 1 / mu, or under post-processing of it, has errors with
+Phi^-1(1 - false alarms) - Phi^-1(misses) <= mu, at every threshold. So two error rates with exact intervals give a
+lower bound on mu, which has an epsilon at any delta, for any number of samples. Score and threshold are chosen on the
+first quarter of the samples and tested on the rest. Where the row takes part by chance with a known `rate`, the curve
+is that of the sampled Gaussian: hits <= (1 - rate) alarms + rate Phi(Phi^-1(alarms) + mu).
 
-The bound refutes the claim of a Gaussian mechanism. Of a mechanism with another trade-off curve it is no bound.
+The bound can refute the claim of a Gaussian mechanism. For a mechanism with another trade-off curve it is not a bound.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from splitfed.privacy.audit import Array, Counts
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 
 CHOICE = 4
-"""One in so many samples chooses the test."""
+"""One of this many samples is used to choose the test."""
 
 THRESHOLDS = 41
 
 
 @dataclass(frozen=True)
 class GaussianFound:
-    """What an audit proves in terms of Gaussian differential privacy.
+    """Result of an audit in terms of Gaussian differential privacy.
 
-    `mu`: the least that the samples prove, 0 where nothing was told apart; `epsilon`: what it is at `delta`.
-
-    `misses` and `false_alarms`: the test's rates among `samples` of each input; `rate`: with which the row takes part.
+    `mu`: its lower bound, 0 if the inputs were not distinguished; `epsilon`: its value at `delta`. `misses` and
+    `false_alarms`: error rates of the test among `samples` of each input; `rate`: probability that the row takes part.
     """
 
     epsilon: float
@@ -52,7 +51,7 @@ class GaussianFound:
 
     @property
     def most(self) -> float:
-        """The largest bound that so few samples could have given."""
+        """Largest bound that this number of samples can give."""
         mean = np.array([round((1 - self.rate) * self.samples)])
         mu = float(_mu_bound(mean, np.zeros(1, dtype=np.int64), self.samples, 1 - self.confidence, self.rate)[0])
         return mu_epsilon(mu, self.delta, self.rate)
@@ -61,8 +60,8 @@ class GaussianFound:
 def mu_epsilon(mu: float, delta: float, rate: float = 1.0) -> float:
     """Return the exact epsilon at `delta` of one use of the Gaussian mechanism of multiplier 1 / `mu`, mu >= 0.
 
-    `rate`: the chance in (0, 1] that the row takes part, one row more or less being the neighbour (Balle, Barthe,
-    Gaboardi, "Privacy amplification by subsampling", NeurIPS 2018, theorem 8, which is attained).
+    `rate`: probability in (0, 1] that the row takes part; neighbours differ by one added or removed row (Balle, Barthe,
+    Gaboardi, "Privacy amplification by subsampling", NeurIPS 2018, theorem 8, which is tight).
     """
     if mu <= 0 or delta >= rate:
         return 0.0
@@ -76,10 +75,10 @@ def mu_epsilon(mu: float, delta: float, rate: float = 1.0) -> float:
 def gdp_audit(
     first: Mapping[str, Array], second: Mapping[str, Array], delta: float, confidence: float = 0.95, rate: float = 1.0
 ) -> GaussianFound:
-    """Return what the scores of releases of one input and of its neighbour prove of a Gaussian mechanism.
+    """Return the audit of a Gaussian mechanism from scores of releases of one input and of its neighbour.
 
-    `first`, `second`: name of a score -> (samples,), as many of each; where `rate` < 1, `first` are those of the input
-    with the row. Raises `InvalidInput` for fewer than 20 samples.
+    `first`, `second`: name of a score -> (samples,), equally many of each; if `rate` < 1, `first` are those of the
+    input with the row. Raises `InvalidInput` for fewer than 20 samples.
     """
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
@@ -108,17 +107,17 @@ def gdp_audit(
 
 
 def gdp_bounds(first: Array, second: Array, confidence: float = 0.95, rate: float = 1.0) -> Array:
-    """Return the least mu of many audits at once: (audits,). `first`, `second`: (scores, audits, samples)."""
+    """Return the lower bounds on mu of many audits at once: (audits,). `first`, `second`: (scores, audits, samples)."""
     return np.maximum(_choose_and_test(first, second, 1 - confidence, rate)[0], 0.0)
 
 
 def least_mu(misses: int, alarms: int, samples: int, confidence: float = 0.95, rate: float = 1.0) -> float:
-    """Return the mu that so many errors in `samples` of each input prove, at a threshold fixed beforehand."""
+    """Return the lower bound on mu from error counts in `samples` of each input, at a threshold fixed in advance."""
     return max(0.0, float(_mu_bound(np.array([misses]), np.array([alarms]), samples, 1 - confidence, rate)[0]))
 
 
 def _choose_and_test(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Counts, Counts, Counts]:
-    """Choose on the first samples, test on the others: the bounds, the scores chosen, misses and alarms by audit."""
+    """Return bounds, chosen scores, misses and alarms of each audit; the first samples choose, the others test."""
     cut = first.shape[-1] // CHOICE
     sign, threshold, score = _choose_test(first[..., :cut], second[..., :cut], alpha, rate)
     audits = np.arange(first.shape[1])
@@ -128,7 +127,7 @@ def _choose_and_test(first: Array, second: Array, alpha: float, rate: float) -> 
 
 
 def _choose_test(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Array, Counts]:
-    """Return the sign, the threshold and the score that prove most: (audits,) each."""
+    """Return sign, threshold and score with the greatest bound: (audits,) each."""
     pooled = np.concatenate([first, second], axis=-1)
     bounds, thresholds = [], []
     for sign in (1.0, -1.0):
@@ -146,7 +145,10 @@ def _choose_test(first: Array, second: Array, alpha: float, rate: float) -> tupl
 
 
 def _mu_bound(misses: Counts, alarms: Counts, samples: int, alpha: float, rate: float) -> Array:
-    """Return the least mu that errors in `samples` of each input prove with confidence 1 - `alpha`; may be negative."""
+    """Return the lower bound on mu from errors in `samples` of each input, with confidence 1 - `alpha`.
+
+    May be negative.
+    """
     from scipy.special import ndtri
 
     missed, alarmed = (_rate_bound(errors, samples, alpha / 2) for errors in (misses, alarms))
@@ -159,7 +161,7 @@ def _mu_bound(misses: Counts, alarms: Counts, samples: int, alpha: float, rate: 
 
 
 def _rate_bound(hits: Counts, trials: int, alpha: float) -> Array:
-    """Return what a rate of `hits` in `trials` stays below with probability 1 - `alpha` (Clopper and Pearson)."""
+    """Return the upper bound on the rate of `hits` in `trials` with probability 1 - `alpha` (Clopper and Pearson)."""
     from scipy.special import betaincinv
 
     different, where = np.unique(hits, return_inverse=True)

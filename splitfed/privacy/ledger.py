@@ -1,25 +1,25 @@
-"""The privacy ledger of a run: what each private mechanism was used for, and what all uses cost a row together.
+"""The privacy ledger of a run: the uses of each private mechanism, and their total privacy cost for a row.
 
-A use is one release of one row by one mechanism. Different clients hold different rows, so a run costs the most that
-it costs any one of them; what several parties of one client release of a row adds up.
+A use is one release of one row by one mechanism. Clients hold different rows, so the cost of a run is the maximum over
+clients; the costs of releases of a row by several parties of one client add up.
 
-A release protects a row only as long as what makes it does not learn from other rows' releases: a segment that is
-trained on a row shows it in whatever it releases afterwards. So there are two ways to count.
+The cost of a row is that of its own releases only if the segments that compute releases do not learn from rows: all
+later releases of a segment that is trained on a row depend on it. So there are two ways to count.
 
-- "per row": everything before the mechanism is frozen (no weight is trained, no batch norm looks at its batch), or
-  its weights are guarded by dp_sgd, whose own cost is then added. A row costs what its own releases cost.
+- "per row": everything before the mechanism is frozen (no weight is trained, no batch norm looks at its batch), or its
+  weights are guarded by dp_sgd, whose own cost is then added. A row costs what its own releases cost.
 - "all releases": something before the mechanism learns, or mixes the rows of a batch. Then every release of the party
-  may depend on each row, and only the composition of them all is provable; where the schedule hands weights on or
-  averages them, of all clients. The figure bounds what these releases tell together, not what crosses beside them, and
-  is mostly useless. The way out: freeze the segments before the mechanism, best after pretraining on public data, or
-  guard their weights with dp_sgd too.
+  may depend on each row, and only the composition of all of them is bounded; if the schedule relays or averages
+  weights, of all clients. The figure bounds these releases together, not other messages, and is usually too large to be
+  useful. To avoid it, freeze the segments before the mechanism, preferably after pretraining on public data, or guard
+  their weights with dp_sgd too.
 
-Training and scoring are counted. Rows that are lent for a query afterwards (predictions, victims of an attack) are not:
-they are no part of the run, and where the segments are frozen or guarded their releases tell nothing more of its rows.
-Where they learn unguarded, each such release tells of training rows too and costs what any other one does, on top.
+Training and scoring are counted. Rows of later queries (predictions, victims of an attack) are not, as they do not
+belong to the run: if the segments are frozen or guarded, releases of such rows have no further cost for rows of the
+run. If segments learn unguarded, each such release depends on training rows too and adds the cost of one use.
 
-Noise on labels themselves is counted per row in any case: what happens afterwards only processes the noisy labels.
-Costs are added only where they are about the same thing, unit and neighbours; others stand side by side.
+Noise on labels themselves is counted per row in any case, as all further steps are post-processing. Costs are added
+only if they protect the same values, with the same unit and neighbours; others are listed separately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ UNCHARGED = (
     "statistics of all rows, where the data were standardised with them",
     "the choice of a setting by the results of a study",
 )
-"""What may tell of rows beside what is counted; the ledger cannot see whether it happened."""
+"""Further dependence on rows that is not counted, as the ledger cannot detect it."""
 
 Group = tuple[Protects, Any, Neighbours]
 
@@ -61,10 +61,10 @@ Group = tuple[Protects, Any, Neighbours]
 class Charge:
     """The uses of one mechanism at one place for the rows of one client.
 
-    `counts`: part of the data -> uses of each row (rows,), in whole numbers; or `every`: uses that concern all
-    training rows alike. `learns`: whether something before the mechanism is trained without a guard; `travels`:
-    whether what was learnt goes on to other clients. `guarded`: whether it is trained under a guard of its weights.
-    `some`: whether only some clients have the mechanism.
+    `counts`: part of the data -> number of uses of each row (rows,); or `every`: uses that concern all training rows
+    alike. `learns`: whether a segment before the mechanism is trained without a guard; `travels`: whether its weights
+    reach other clients. `guarded`: whether a segment before it is trained under a guard of its weights. `some`: whether
+    only some clients have the mechanism.
     """
 
     client: int
@@ -81,25 +81,26 @@ class Charge:
 
     @property
     def group(self) -> Group:
-        """What it can be added to."""
+        """Protected values, unit and neighbours; charges with equal groups can be added."""
         return self.event.protects, self.event.unit, self.event.neighbours
 
     @property
     def most(self) -> int:
-        """The uses of the row that was used most."""
+        """Largest number of uses of any row."""
         return self.every + max((int(c.max()) for c in self.counts.values() if len(c)), default=0)
 
     @property
     def sum(self) -> int:
-        """All uses of all rows."""
+        """Total number of uses of all rows."""
         return self.every + sum(int(c.sum()) for c in self.counts.values())
 
 
 @dataclass(frozen=True)
 class Line:
-    """One mechanism at one place, by itself: `uses` of the row (or of all rows) it is counted for, and their cost.
+    """One mechanism at one place: the counted `uses` of the row (or of all rows), and their cost.
 
-    `clients`: how many clients have this mechanism at this place; the figures are those of the one it costs most.
+    `clients`: number of clients with this mechanism at this place; the figures are those of the client with the largest
+    cost.
     """
 
     party: str
@@ -119,9 +120,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Total:
-    """What all lines that can be added cost the client they cost most.
+    """Total cost of all lines that can be added, for the client with the largest cost.
 
-    `only`: the clients it is about, where others lack a mechanism and are promised nothing; empty for all.
+    `only`: the clients it holds for, if others lack a mechanism and have no guarantee; empty for all.
     """
 
     protects: str
@@ -138,12 +139,12 @@ class Total:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a run releases, by line: who learns what, and what is promised of it.
+    """Privacy ledger of a run: what is released to whom, and with which guarantee.
 
-    `lines` and `totals`; `open`: what leaves a data owner without any promise -> the private values it tells of.
-
-    `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
-    as well, and is in no figure. `carried`: which values carry an input, whatever guards them.
+    `lines` and `totals`; `open`: description of what leaves a data owner without a guarantee -> the private values it
+    depends on. `replaced`: places where rows that were not finite were replaced by zeros, with their number.
+    `uncharged`: further dependence on rows that no figure includes. `carried`: values that contain an input, whatever
+    guards them.
     """
 
     delta: float
@@ -156,26 +157,26 @@ class Ledger:
 
     @property
     def epsilon(self) -> float | None:
-        """What all that crosses costs together; None where some of it, or some client, has no promise.
+        """Total epsilon of all that crosses; None if a part of it, or some client, has no guarantee.
 
-        None also where promises cannot be added. What is promised of a part stands in `totals`, and `str(ledger)` says
-        it together with what is not covered.
+        None also if guarantees cannot be added. `totals` has the guarantees of parts, and `str(ledger)` states them
+        together with what is not covered.
         """
         if len(self.totals) != 1 or self.totals[0].only or related_exposure(asdict(self.totals[0]), self.open):
             return None
         return self.totals[0].epsilon
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the ledger as plain values."""
+        """Return the ledger as JSON values."""
         return {"epsilon": self.epsilon, **asdict(self)}
 
     def __str__(self) -> str:
-        """Return the totals in words, a line each, every one with what crosses beside it without a promise."""
+        """Return one line of text for each total, with what crosses beside it without a guarantee."""
         return "\n".join(describe_ledger(asdict(self)))
 
 
 def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
-    """Say what a ledger, as plain values, promises, what crosses without a promise, and what no figure counts."""
+    """Return lines of text that state a ledger's guarantees, unprotected messages, and uncounted dependence."""
     carried = list(ledger.get("carried", ()))
     if not ledger["totals"]:
         return ["no formal guarantee", *carried]
@@ -185,10 +186,11 @@ def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def related_exposure(total: Mapping[str, Any], unprotected: Mapping[str, str] | Sequence[str]) -> list[str]:
-    """Return the part of `unprotected` that depends on what `total`, as plain values, protects.
+    """Return the part of `unprotected` that depends on what `total` protects, both as JSON values.
 
-    Of a label alone only what tells of labels does, since features count as known; of an example or a client everything
-    does. A list of places, as older reports hold, does not say what they tell of: of everything then.
+    For a label only messages that depend on labels, since features count as known; for an example or a client all
+    messages. If `unprotected` is a list of places, as in older reports, all are returned, as their private values are
+    unknown.
     """
     if total["unit"] != str(Unit.LABEL) or not isinstance(unprotected, Mapping):
         return list(unprotected)
@@ -196,7 +198,7 @@ def related_exposure(total: Mapping[str, Any], unprotected: Mapping[str, str] | 
 
 
 def describe_total(total: Mapping[str, Any], unprotected: Mapping[str, str] | Sequence[str]) -> str:
-    """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
+    """Return a text that states a total's guarantee, and what of `unprotected` crosses beside it without one."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
     counted = PER_ROW if total["counted"] == PER_ROW else f"over {total['counted']}"
@@ -214,7 +216,7 @@ def describe_total(total: Mapping[str, Any], unprotected: Mapping[str, str] | Se
 
 
 def default_delta(rows: int) -> float:
-    """Return 1 / (10 `rows`), rounded down to one digit: less than the share of a single row by a factor of ten."""
+    """Return 1 / (10 `rows`), rounded down to one digit; raise `InvalidInput` without rows."""
     if rows < 1:
         raise InvalidInput("there is no training row, so there is no default for delta; give one")
     exact = 1 / (10 * rows)
@@ -232,8 +234,8 @@ def make_ledger(
 ) -> Ledger:
     """Return the ledger of `charges` at `delta`.
 
-    `unprotected`: what else leaves a data owner -> what it tells of. `replaced`: place -> rows that were not finite
-    there. `carried` as in `Ledger`.
+    `unprotected`: description of what else leaves a data owner -> the private values it depends on. `replaced`: place
+    -> number of rows that were not finite there. `carried` as in `Ledger`.
     """
     used = [charge for charge in charges if charge.sum]
     groups = group_pairs((charge.group, charge) for charge in used)
@@ -249,7 +251,7 @@ def make_ledger(
 
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
-    """Return a line for each place: that of the client it costs most."""
+    """Return a line for each place, that of the client with the largest cost."""
     lines = []
     for place_charges in group_pairs(((charge.place, charge.defense), charge) for charge in charges).values():
         costs = [_cost([charge], charges, delta) for charge in place_charges]
@@ -284,7 +286,7 @@ def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
 
 
 def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], delta: float) -> Total:
-    """Return the cost of the client it is highest for; the cost of guarded weights is part of what they release."""
+    """Return the cost of the client for which it is largest; it includes the cost of guarded weights in releases."""
     protects, unit, neighbours = charges[0].group
     note = WARNING if any(charge.learns for charge in charges) else ""
     weight_charges: Sequence[Charge] = ()
@@ -309,7 +311,7 @@ def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], 
 
 
 def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
-    """Return what the charges of one client cost its worst row together, and how they were counted."""
+    """Return the cost of one client's charges for its worst row, and the way of counting."""
     if any(charge.some and charge.travels for charge in client_charges):
         # What the weights learnt of a row shows in the releases of clients that have no such mechanism.
         return Bound(math.inf, delta, "shown by clients without the mechanism"), ALL_RELEASES
@@ -326,13 +328,13 @@ def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: 
 
 
 def _reaching_charges(charge: Charge, everybody: Sequence[Charge]) -> list[Charge]:
-    """Return the charges of this place that a row of this client may show in: its own, or all clients'."""
+    """Return the charges of this place that may depend on a row of this client: its own, or all clients'."""
     same = [c for c in everybody if (c.place, c.defense) == (charge.place, charge.defense)]
     return same if charge.travels else [c for c in same if c.client == charge.client]
 
 
 def _uses_of_rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
-    """Return the different lists of uses that rows have, without those that another one exceeds throughout."""
+    """Return the distinct lists of uses of rows, without those dominated by another one."""
     if not charges:
         return [[]]
     tables = []
@@ -350,7 +352,7 @@ def _uses_of_rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
 
 
 def mechanism(event: Event) -> str:
-    """Return what the mechanism of `event` is, in a few words."""
+    """Return a short description of the mechanism of `event`."""
     found = event.mechanism
     text = (
         f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"

@@ -1,8 +1,8 @@
-"""Whether a defense lets rows of a batch change what is released of other rows: tried out on made-up values.
+"""Tests on made-up values whether a defense makes the release of a row depend on other rows of the batch.
 
-A release is charged to its own row only if no other row shows in it: neither through the segments that make it
-(`splitfed.core.row_independence`) nor through a defense, which may scale its noise by the batch. Whatever cannot be
-tried on made-up values counts as mixing.
+A release is charged to its own row only if it depends on no other row: neither through the segments that compute it
+(`splitfed.core.row_independence`) nor through a defense, which may scale its noise by the batch. A defense that cannot
+be tested on made-up values counts as mixing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RANGES = ((0.0, 1.0), (-30.0, 30.0))
 
 
 def release_mixes(defense: Defense, topology: Topology, facts: TopologyFacts, edge: str) -> bool:
-    """Return whether `defense` lets a row change what is released of others on `edge`."""
+    """Return whether `defense` makes the release of a row on `edge` depend on other rows."""
     if not isinstance(defense, ReleaseDefense):
         return False
     context = Context("", edge, Stamp("train", 0, 0, 0), 0, 0)

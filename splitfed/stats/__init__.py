@@ -1,1 +1,1 @@
-"""Statistics: distance correlation, intervals, and what a score is worth."""
+"""Statistics: measures of dependence and information, intervals, and reference scores."""

@@ -1,28 +1,29 @@
-"""Distance correlation: how strongly two sets of vectors depend on each other, linearly or not.
+"""Distance correlation: a measure of linear and nonlinear dependence between two sets of vectors.
 
-Paper: Szekely, Rizzo and Bakirov, "Measuring and testing dependence by correlation of distances", Annals of
-Statistics 2007; the bias-corrected form from Szekely and Rizzo, "Partial distance correlation with methods for
-dissimilarities", Annals of Statistics 2014.
+Paper: Szekely, Rizzo and Bakirov, "Measuring and testing dependence by correlation of distances", Annals of Statistics
+2007; the bias-corrected form from Szekely and Rizzo, "Partial distance correlation with methods for dissimilarities",
+Annals of Statistics 2014.
 
-Every argument is a tensor (n, ...) of n paired observations, flattened to (n, d). Distances are Euclidean, not
-squared. Both correlations are the cosine between two centred distance matrices, and differ in the centring only.
+Every argument is a tensor (n, ...) of n paired observations, flattened to (n, d). Distances are Euclidean, not squared.
+Both correlations are the cosine between two centred distance matrices, and differ in the centring only.
 
-Train with the biased form if you like, but report `u_distance_correlation_sqr` with `permutation_test`: on a
-batch of images the biased form is near 1 even for independent data (784 against 500 wide: .99 at n = 32).
+Train with the biased form if you like, but report `u_distance_correlation_sqr` with `permutation_test`: on a batch of
+images the biased form is near 1 even for independent data (784 against 500 wide: .99 at n = 32).
 
-Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the
-gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
-there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
-wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (wide ones on the CPU
-closer than .008 of their mean distance to the others, where they are four times as long as that; where one is longer,
-the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
-float64 if one is. Gradients are of first order only.
+Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the gradient; a
+biased squared correlation within rounding of zero counts as 0, because its root has no finite slope there. float64
+distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on wide rows, and treat
+two rows closer than about .002 of their distance to the mean as equal (wide ones on the CPU closer than .008 of their
+mean distance to the others, where they are four times as long as that; where one is longer, the mean is taken out
+first). NaN in, NaN out. Half precision is computed in float32, whole numbers in float64, and both arguments in float64
+if one is. Gradients are of first order only.
 
-Float32 is used only where a sum is over the width of a row: for the Gram matrix, and not for that of narrow rows on
-the CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from
-the mean, as said above), whatever the order in which a processor adds up. All that follows is float64 and adds nothing
-to that. U-centring needs it: it takes out what a row's distances have in common, and where that is 100 000 times the
-rest, float32 would keep two digits of the rest. Rows whose numbers float32 cannot square are float64 throughout.
+Float32 is used only where a sum is over the width of a row: for the Gram matrix, and not for that of narrow rows on the
+CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from the
+mean, as said above), whatever the order in which a processor adds up. All further steps are in float64 and add no
+error. U-centring needs it: it subtracts the common part of a row's distances, and if that is 100 000 times the rest,
+float32 would keep two digits of the rest. Rows whose squares overflow or underflow float32 are computed in float64
+throughout.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _CHUNK = 1 << 22  # permuted distances held at a time
 
 
 class Form(NamedTuple):
-    """Which statistic: how distances are centred, whether the matrices are scaled to norm 1, whether a root is taken.
+    """A statistic: how distances are centred, whether the matrices are scaled to norm 1, and whether a root is taken.
 
-    Without the scaling it is a mean over the n² pairs. `least`: the rows that it needs.
+    Without scaling it is a mean over the n² pairs. `least`: minimum number of rows.
     """
 
     center: Centering
@@ -65,10 +66,10 @@ class Form(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Of two sides: distances and what is left of them centred, (2, n, n), all distances added up, and the rows (n, d).
+    """Distances of both sides and their centred form, (2, n, n), the sums of all distances, and the rows (n, d).
 
-    All is float64 but wide rows, and those of another device. The distance of rows that count as equal, and of a row to
-    itself, stands as infinity: nothing goes back through it.
+    All is float64 except wide rows, and rows of another device. The distance of rows that count as equal, and of a row
+    to itself, is stored as infinity, so that it gets no gradient.
     """
 
     distances: Tensor
@@ -116,10 +117,10 @@ def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
 
 def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Tensor:
-    """Return `factor` times the gradient of `statistic(x, z)` with respect to `z`, at less cost than by autograd.
+    """Return `factor` times the gradient of `statistic(x, z)` with respect to `z`, computed in closed form.
 
-    x, z: (n, ...) of n paired rows. The result has the shape and type of `z` and is attached to no graph. Raises
-    `InvalidInput` for fewer rows than the statistic needs.
+    x, z: (n, ...) of n paired rows. The result has the shape and dtype of `z` and is attached to no graph. Cheaper than
+    autograd. Raises `InvalidInput` for fewer rows than the statistic needs.
     """
     check_names("statistic", _FORMS, statistic)
     check_number("factor", factor)
@@ -170,11 +171,10 @@ def permutation_test(
 
 
 class _Product(torch.autograd.Function):
-    """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
+    """The statistic with its gradient in closed form, computed in the forward pass.
 
-    One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
-    tensor, so that what is small is done for both at once. Wide rows are kept as they came: who changes them before
-    the way back gets autograd's error.
+    One matrix product each way and far fewer small operations than autograd would record, with both matrices in one
+    tensor. Wide rows are kept by reference: changing them in place before the backward pass raises autograd's error.
     """
 
     @staticmethod
@@ -199,7 +199,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Stackable(torch.autograd.Function):
-    """The same for the transforms of `torch.func`, in the form that they ask for; several times the fixed cost."""
+    """The same as `_Product` in the form that the transforms of `torch.func` need, at several times the fixed cost."""
 
     generate_vmap_rule = True
 
@@ -224,11 +224,11 @@ class _Stackable(torch.autograd.Function):
 def _evaluate_statistic(
     x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], short: bool = True, factor: float = 1.0
 ) -> tuple[Number, list[Tensor], Sequence[Tensor]]:
-    """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
+    """Return the statistic, for each `wanted` side the matrix that maps its rows to the gradient, and all rows.
 
-    With the scaled matrices A and B it is their inner product. Its slope in A is B, or, with A at norm 1, what
-    of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: on the
-    CPU the value is a float, and single numbers are taken out of their tensors.
+    With the scaled matrices A and B the statistic is their inner product. Its derivative in A is B, or, with A at norm
+    1, the part of B orthogonal to A; a root multiplies that by its own derivative. `factor` multiplies the gradients
+    alone. `short`: whether on the CPU the value is a float, and single numbers are taken out of their tensors.
     """
     plain, short = short, short and x.is_cpu
     n, matrices = len(x), _fast_matrices(x, z, form) if short else None
@@ -305,9 +305,11 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
 
 
 def _fast_matrices(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
-    """Return the matrices of float32 on the CPU, with the mean of wide rows left in; None where it costs digits.
+    """Return the matrices of float32 rows on the CPU, without subtracting the mean of wide rows.
 
-    Behind a convolution each kind of operation takes several times its due, whatever its size: they are few here.
+    None if that loses digits.
+
+    Operations after a convolution have a high fixed cost, so few are used here.
     """
     n = x.shape[0]
     if x.dtype != torch.float32 or n < 2:
@@ -344,7 +346,7 @@ def _careful_matrices(x: Tensor, z: Tensor, form: Form) -> Matrices:
 
 
 def _squarable(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as they are, or in float64 where float32 has no place for the squares of their numbers."""
+    """Return both unchanged, or in float64 if the squares of their numbers overflow or underflow float32."""
     if x.dtype == torch.float64 or x.device.type in _NO_FLOAT64:
         return x, z
     tops = torch.stack([part.detach().abs().amax() for part in (x, z)]).tolist()
@@ -352,13 +354,13 @@ def _squarable(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _center_distances(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distances with infinity for 0, what is left of them centred, and the sums of their rows."""
+    """Return the distances with infinity for 0, their centred form, and the sums of their rows."""
     centered, sums = form.center(distances)
     return distances.masked_fill(distances == 0, math.inf), centered, sums
 
 
 def _from_grams(products: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the squared distances of the rows whose inner products these are, (2, n, n)."""
+    """Return the squared distances of rows from their inner products, (2, n, n)."""
     norms = products.diagonal(0, 1, 2)
     norms = norms[:, :, None] + norms[:, None, :]
     squared = norms - 2 * products
@@ -377,7 +379,10 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _laplacian(direction: Tensor, distances: Tensor, factor: Number) -> Tensor:
-    """Take a gradient, times `factor`, back from distances: what times the rows is theirs. In place."""
+    """Return, in place, the matrix whose product with the rows is their gradient, from the gradient of the distances.
+
+    `factor`: multiplies the gradient.
+    """
     weights = direction.div_(distances).mul_(factor)
     weights.diagonal().sub_(weights.sum(1))
     return weights
@@ -402,13 +407,16 @@ def _u_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_unit(squared_norm: Number, size: Number, dtype: torch.dtype) -> Number:
-    """Return what scales a centred matrix to norm 1: 0 where its norm is 0 up to rounding of distances of `size`."""
+    """Return the factor that scales a centred matrix to norm 1.
+
+    0 if its norm is 0 up to rounding of distances of `size`.
+    """
     norm = squared_norm**0.5
     return 1 / _where(norm <= size * (_CENTERING_ERROR * _EPS[dtype]), math.inf, norm)
 
 
 def _root(squared: Number, dtype: torch.dtype) -> tuple[Number, Number]:
-    """Return the root and its slope, both 0 where `squared` is zero up to rounding."""
+    """Return the root and its derivative, both 0 if `squared` is zero up to rounding."""
     low = squared <= 4 * _EPS[dtype]
     root = _where(low, math.inf, squared) ** 0.5
     return _where(low, 0.0, root), 0.5 / root

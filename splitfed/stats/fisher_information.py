@@ -1,24 +1,24 @@
-"""What a noisy release can tell of a row at all: Fisher information, and the error that no attack goes below.
+"""Fisher information of a noisy release about its row, and the lower bound it implies on the error of every attack.
 
 Paper: Maeng, Guo, Kariyappa, Suh, "Bounding the invertibility of privacy-preserving instance encoding using Fisher
 information", NeurIPS 2023 (dFIL, and the bound after van Trees); Gill, Levit, "Applications of the van Trees
 inequality: a Bayesian Cramer-Rao bound", Bernoulli 1995.
 
 A release is f(x) + noise, J the Jacobian of f at a row x of d numbers. The Fisher information of x is I = J'J / s² for
-Gaussian noise of deviation s, and J'J / b² for Laplace noise of scale b; its diagonal information leakage is
-dFIL = tr(I) / d. Whatever an attacker computes from the release and knows of the distribution of rows,
+Gaussian noise of deviation s, and J'J / b² for Laplace noise of scale b; its diagonal information leakage is dFIL =
+tr(I) / d. Whatever an attacker computes from the release and knows of the distribution of rows,
 
     E |x^ - x|² / d  >=  tr((E I + K)^-1) / d  >=  sum_i 1 / (E I_ii + K_ii) / d  >=  1 / (E dFIL + tr(K) / d),
 
 where K is the information in the distribution of rows itself, E (grad log p)(grad log p)', and i runs over any
-orthogonal directions. 1 / dFIL alone bounds unbiased attackers only, and any that knows a prior may beat it. Where rows
-fill no volume (a pixel that is always black) K is infinite and the last form is empty; the sum is not, in the principal
-directions of the rows.
+orthogonal directions. 1 / dFIL alone bounds unbiased attackers only; an attacker with a prior may beat it. If rows have
+no density (a pixel that is always black), K is infinite and the last form is 0; the sum over the principal directions
+of the rows is not.
 
-K is not known for real data. Two are offered (`prior_of`). That of a Gaussian with the covariance of known rows is the
-least that this covariance allows: rows that cluster have more, so the bound then is that of an attacker who knows mean
-and covariance, and one who knows more may beat it. For rows to which Gaussian noise of variance v was added, K <= I / v
-whatever they are, and the bound is proven for the rows with that noise.
+K is not known for real data; there are two choices (`prior_of`). That of a Gaussian with the covariance of known rows
+is the least that this covariance allows: clustered rows have more, so that bound applies to an attacker who knows mean
+and covariance only; one who knows more may beat it. For rows to which Gaussian noise of variance v was added, K <= I /
+v whatever they are, and the bound is proven for the rows with that noise.
 
 A Jacobian is taken exactly, by a backward pass for every released number, where these are few; otherwise by random
 signs v, E (J'v)(J'v)' = J'J, with the standard error over the draws.
@@ -36,7 +36,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_number
 
 EXACT = 512
-"""Released numbers up to which every row of the Jacobian is computed."""
+"""Maximum number of released numbers for which the whole Jacobian is computed."""
 
 PROBES = 64
 MOST_MATRIX = 1000  # numbers of a row up to which the whole information matrix is kept
@@ -46,10 +46,10 @@ _RANK = 1e-10  # of the largest variance: below it a direction has none
 
 @dataclass(frozen=True)
 class Prior:
-    """Principal `directions` (d, k) of rows, in columns, and the information (k,) that the prior has in each.
+    """Principal `directions` (d, k) of rows, in columns, and the information (k,) of the prior in each.
 
-    `variance`: mean squared distance of a number from its mean: what the mean row leaves. `assumed`: what was taken
-    for granted, in words.
+    `variance`: mean squared deviation of a number from its mean, which is the error of the mean row. `assumed`: the
+    assumed distribution of rows, in words.
     """
 
     directions: Tensor
@@ -60,10 +60,10 @@ class Prior:
 
 @dataclass(frozen=True)
 class FisherInformation:
-    """Information of releases: `dfil` of every row (n,), its mean over rows in each direction (k,), and the matrix.
+    """Fisher information of releases: `dfil` of every row (n,), and the mean over rows in each direction (k,).
 
-    `matrix`: the mean of I over rows in these directions, (k, k), None where it was not computed exactly. `error`: the
-    standard error of the mean dFIL, relative to it; 0 where it is exact. `numbers`: of a row.
+    `matrix`: the mean of I over rows in these directions, (k, k), None if it was not computed exactly. `error`:
+    standard error of the mean dFIL, relative to it; 0 if it is exact. `numbers`: count of numbers in a row.
     """
 
     dfil: Tensor
@@ -73,18 +73,21 @@ class FisherInformation:
     numbers: int
 
     def repeated(self, releases: int) -> FisherInformation:
-        """Return the information in `releases` >= 1 of a row, their noise independent: as many times this one."""
+        """Return the information in `releases` >= 1 releases of each row with independent noise.
+
+        It is `releases` times that of one release.
+        """
         matrix = None if self.matrix is None else releases * self.matrix
         return replace(self, dfil=releases * self.dfil, directions=releases * self.directions, matrix=matrix)
 
 
 @dataclass(frozen=True)
 class ReconstructionBound:
-    """What no attack goes below in mean squared error of a number, under what `assumed` says of the rows.
+    """Lower bound on every attack's mean squared error of a number, for rows of the distribution `assumed`.
 
-    `dfil`: mean over rows, in one over squared units of the data, with relative standard error `error`. `trace`:
-    1 / (dFIL + tr K / d), 0 where it is `empty`. `directions`: the sum over principal directions. `matrix`: from the
-    whole matrix, None where it is too large. `variance`: the error of the mean row.
+    `dfil`: mean over rows, in one over squared units of the data, with relative standard error `error`. `trace`: 1 /
+    (dFIL + tr K / d), 0 if it is `empty`. `directions`: the sum over principal directions. `matrix`: from the whole
+    matrix, None if that is too large. `variance`: the error of the mean row.
     """
 
     dfil: float
@@ -97,26 +100,26 @@ class ReconstructionBound:
 
     @property
     def least(self) -> float:
-        """The largest of the bounds, which is never above the error of the mean row."""
+        """The largest of the bounds, at most the error of the mean row."""
         return max(self.trace, self.directions, self.matrix or 0.0)
 
     @property
     def unbiased(self) -> float:
-        """1 / dFIL, which bounds attackers without bias alone; infinity where nothing is told."""
+        """The bound 1 / dFIL for unbiased attackers alone; infinity if releases hold no information."""
         return 1 / self.dfil if self.dfil > 0 else float("inf")
 
     @property
     def empty(self) -> bool:
-        """Whether the bound by dFIL alone says nothing, as rows have no variance in some direction."""
+        """Whether the bound by dFIL alone is 0, as rows have no variance in some direction."""
         return self.trace == 0
 
 
 def prior_of(rows: Tensor, smoothing: float | None = None) -> Prior:
     """Return the prior of rows like `rows` (n, ...), n >= 2, in their principal directions.
 
-    A Gaussian with their covariance, or with `smoothing` > 0: any distribution, to which Gaussian noise of that
-    deviation was added (`rows` without it). Of rows longer than 1000 numbers the directions of 1000 rows at most are
-    used: the bound stays valid, as a direction that is left out adds nothing to it.
+    A Gaussian with their covariance or, with `smoothing` > 0, any distribution to which Gaussian noise of that
+    deviation was added (`rows` are without it). For rows longer than 1000 numbers the directions of at most 1000 rows
+    are used: the bound stays valid, as omitted directions add nothing to it.
     """
     flat = rows.double().flatten(1)
     if len(flat) < 2:
@@ -148,11 +151,12 @@ def fisher_information(
     probes: int = PROBES,
     known: Callable[[Tensor], Tensor] | None = None,
 ) -> FisherInformation:
-    """Return the information about rows x (n, ...) in `function(x)` (n, m), in units of the noise, each row by itself.
+    """Return the information in `function(x)` (n, m) about each of the rows x (n, ...), in units of the noise.
 
-    `function` divides releases by the deviation of Gaussian noise, or by the scale of Laplace noise. `directions`
-    (d, k): orthonormal, in columns. `probes`: how many random signs, where m is above 512. `known(z)`: further
-    cotangents (n, m), squared products with which are added, such as what a deviation that follows z tells of it.
+    `function` divides releases by the deviation of Gaussian noise, or by the scale of Laplace noise. `directions` (d,
+    k): orthonormal, in columns. `probes`: number of random sign vectors if m is above 512. `known(z)`: further
+    cotangents (n, m), whose squared products with the Jacobian are added, such as the information in a deviation that
+    depends on z.
     """
     check_count("probes", probes, low=2)
     with torch.enable_grad():
@@ -195,7 +199,7 @@ def fisher_information(
 
 
 def reconstruction_bound(information: FisherInformation, prior: Prior) -> ReconstructionBound:
-    """Return what follows for the error of every attack, from the mean over rows of what releases tell of them."""
+    """Return the bound on the error of every attack that follows from the mean `information` and the `prior`."""
     d, known = information.numbers, prior.information.isfinite()
     both = information.directions[known] + prior.information[known]
     # A direction that is left out may be unknown to nobody: it adds no error.

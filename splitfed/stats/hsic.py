@@ -1,4 +1,4 @@
-"""HSIC: how strongly two sets of vectors depend on each other, by Gaussian kernels; and its scale-free form, CKA.
+"""HSIC: a measure of dependence between two sets of vectors by Gaussian kernels, and its scale-free form, CKA.
 
 Papers: Gretton, Bousquet, Smola, Schölkopf, "Measuring statistical dependence with Hilbert-Schmidt norms", ALT 2005
 (the biased form); Song, Smola, Gretton, Bedo, Borgwardt, "Feature selection via dependence maximization", Journal of
@@ -11,8 +11,8 @@ matrices and H = I - 1/n, the biased form is tr(KHLH)/(n-1)²; the unbiased one,
 
     [tr(K~L~) + (1'K~1)(1'L~1)/((n-1)(n-2)) - 2/(n-2) 1'K~L~1] / (n(n-3)).
 
-As with distance correlation, the biased form is far from 0 for independent images of a small batch: report the
-unbiased one with `permutation_test_hsic`. Where an argument is constant both are 0.
+As with distance correlation, the biased form is far from 0 for independent images of a small batch: report the unbiased
+one with `permutation_test_hsic`. Where an argument is constant both are 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def hsic_biased(x: Tensor, z: Tensor) -> float:
 
 
 def hsic_unbiased(x: Tensor, z: Tensor) -> float:
-    """Return the unbiased estimate, about 0 if independent and of either sign, of x (n, ...) and z (n, ...), n >= 4."""
+    """Return the unbiased HSIC of x (n, ...) and z (n, ...), n >= 4: of either sign, about 0 if independent."""
     k, level = (_off_diagonal(part) for part in _kernels(x, z))
     return float(_unbiased(k, level))
 

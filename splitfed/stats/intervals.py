@@ -1,4 +1,4 @@
-"""Intervals for means: Student t over seeds, Wilson's and the bootstrap over rows; none leaves a metric's range.
+"""Confidence intervals of means, within a metric's range: Student t over seeds, Wilson's and the bootstrap over rows.
 
 Papers: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22, 1927, for shares of
 rows; Korn, Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from
@@ -22,10 +22,10 @@ _CHUNK = 1 << 22  # resampled values held at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `n` values, with the bounds of its interval; one value has none, so its bounds are NaN.
+    """Mean of `n` values and the bounds of its interval, NaN for a single value.
 
-    Of reconstructions also what a mean over victims hides: their `median`, and the mean of their `worst_decile`, the
-    tenth of the victims (rounded up) that was recovered best; None of other scores.
+    For reconstructions also the `median`, and the mean of the `worst_decile`, the tenth of the victims (rounded up)
+    that was recovered best; None for other scores.
     """
 
     mean: float
@@ -37,7 +37,7 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether there are bounds, which takes at least two values."""
+        """Whether the bounds are known, which needs at least two values."""
         return not math.isnan(self.low)
 
     def __str__(self) -> str:
@@ -50,10 +50,9 @@ def mean_interval(
 ) -> Interval:
     """Return the mean of independent `values` (one a seed) and its Student t interval at `level` in (0, 1).
 
-    `low`, `high`: the range that the values cannot leave, infinite where there is no bound. The interval then lies
-    within it: its half width, by the delta method, is taken on a scale that has no bounds (logit, or the logarithm of
-    the distance from the only bound). A single value gives NaN for bounds, not an interval of width 0: nothing is known
-    of its spread. Raises `InvalidInput` for values outside the range.
+    `low`, `high`: range of the values, infinite if unbounded. The interval lies within it: its half width is
+    transformed by the delta method to an unbounded scale (logit, or the logarithm of the distance from a single bound).
+    The bounds of a single value are NaN, as its spread is unknown. Raises `InvalidInput` for values outside the range.
     """
     from scipy.special import stdtrit
 
@@ -71,7 +70,7 @@ def mean_interval(
 
 
 def _bounded_interval(mean: float, half: float, low: float, high: float) -> tuple[float, float]:
-    """Return the bounds mean -+ half, taken on the scale on which [low, high] has no end."""
+    """Return the bounds mean -+ half, computed on a scale on which [low, high] is unbounded."""
     bounded = math.isfinite(low), math.isfinite(high)
     if half == 0 or not any(bounded):
         return mean - half, mean + half
@@ -122,9 +121,9 @@ def metric_interval(
 ) -> Interval:
     """Return `metric(output, y)` over all rows with its percentile bootstrap interval over rows, at `level`.
 
-    output (rows, ...), y (rows, ...). The rows are drawn again with replacement `resamples` times, so the bounds are
-    values of the metric itself and lie in its range. They are NaN for one row, and where the metric is no number on
-    more than a tenth of the drawings.
+    output (rows, ...), y (rows, ...). Rows are resampled with replacement `resamples` times, so the bounds are values
+    of the metric and lie in its range. They are NaN for one row, and if the metric is NaN on more than a tenth of the
+    resamples.
     """
     check_count("resamples", resamples, low=1)
     check_number("level", level, low=0, high=1, open_low=True, open_high=True)
@@ -150,8 +149,8 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the mean of `values` (n,), one a victim, and its percentile bootstrap interval at `level`.
 
-    The victims are drawn again with replacement `resamples` times; the bounds are quantiles of the means. They
-    speak of other victims under the same trained models, not of other seeds. One value gives NaN for bounds.
+    Victims are resampled with replacement `resamples` times; the bounds are quantiles of the means. The interval covers
+    other victims under the same trained models, not other seeds. The bounds of a single value are NaN.
     """
     check_count("resamples", resamples, low=1)
     numbers = _finite(values.detach().to(generator.device, torch.float64), level)

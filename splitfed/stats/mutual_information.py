@@ -1,4 +1,4 @@
-"""Mutual information between rows and their noisy releases, between a lower and an upper estimate with its error.
+"""Mutual information between rows and their noisy releases: a lower and an upper estimate with standard errors.
 
 Paper: Poole, Ozair, van den Oord, Alemi, Tucker, "On variational bounds of mutual information", ICML 2019 (with the
 density of a release given the row known: InfoNCE with its best critic below, leave-one-out above).
@@ -8,8 +8,8 @@ The noise is known, so the density p(z | x) of a release given its row is. With 
     lower:  E log p(z|x_i) - log (p(z|x_i) + sum_j p(z|x_j)) / (K + 1)
     upper:  E log p(z|x_i) - log sum_j p(z|x_j) / K
 
-in nats. The truth lies between, up to the standard errors over rows. The lower one cannot exceed log(K + 1): where it
-comes near that, a release names its row among all that there are, and the upper one says next to nothing.
+in nats. The true value lies between, up to the standard errors over rows. The lower estimate cannot exceed log(K + 1):
+close to that, a release identifies its row among all others, and the upper estimate is not informative.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CHUNK = 1 << 22  # numbers held in float64 at a time
 
 @dataclass(frozen=True)
 class MutualInformation:
-    """Estimates in nats, each with its standard error over rows; `most` is log(K + 1), which `lower` cannot exceed.
+    """Estimates in nats, each with its standard error over rows; `most` is log(K + 1), the maximum of `lower`.
 
-    `negative` values of `lower` are errors of estimation: information is at least 0.
+    Negative values of `lower` are estimation errors, as information is at least 0.
     """
 
     lower: float
@@ -41,15 +41,15 @@ class MutualInformation:
 
     @property
     def saturated(self) -> bool:
-        """Whether nearly every release names its row among all others, so that only a lower bound is known."""
+        """Whether nearly every release identifies its row among all others, so that only a lower bound is known."""
         return self.lower > 0.95 * self.most
 
 
 def mutual_information(clean: Tensor, others: Tensor, kind: str, generator: torch.Generator) -> MutualInformation:
-    """Estimate what a release tells of its row, where noise of unit size is added to `clean` (n, m), n >= 2.
+    """Estimate the mutual information of row and release, for noise of unit size added to `clean` (n, m), n >= 2.
 
-    `others`: what K other rows of the same distribution release, clean, (K, m). `kind` of the noise: "gaussian"
-    (deviation 1) or "laplace" (scale 1). Divide releases by the size of their noise first.
+    `others`: (K, m) clean releases of K other rows of the same distribution. `kind` of the noise: "gaussian" (deviation
+    1) or "laplace" (scale 1). Divide releases by the size of their noise first.
     """
     check_names("kind of noise", KINDS, kind)
     if len(clean) < 2 or len(others) < 1 or clean.shape[1:] != others.shape[1:]:

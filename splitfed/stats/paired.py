@@ -1,4 +1,4 @@
-"""Paired comparisons: difference with interval, tests, effect size, Holm's correction, and how many pairs to take.
+"""Paired comparisons: difference with interval, tests, effect size, Holm's correction, and required number of pairs.
 
 Papers: Fisher, "The design of experiments", 1935, section 21, for the sign-flip test; Wilcoxon, "Individual comparisons
 by ranking methods", Biometrics Bulletin 1, 1945; Holm, "A simple sequentially rejective multiple test procedure",
@@ -6,8 +6,8 @@ Scandinavian Journal of Statistics 6, 1979; Cohen, "Statistical power analysis f
 section 2.3.5, for the effect size of paired values, d_z.
 
 Every argument `differences` is a tensor (n,) of one number a pair, second minus first. The sign-flip test is exact
-where the two sides are equal in distribution given the pair, whatever that distribution is: each difference is then as
-likely as its opposite. Its p value cannot fall below 2 / 2^n. The t test assumes that differences are normal.
+under the null hypothesis that both sides of a pair are exchangeable, whatever their distribution: each difference is
+then as likely as its opposite. Its p value cannot fall below 2 / 2^n. The t test assumes that differences are normal.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.stats.intervals import mean_interval
 
 FLIPS = 9999
-"""Sign patterns that are drawn where there are too many to try all."""
+"""Number of random sign patterns, if there are too many to try all."""
 MOST_PAIRS = 10_000
-"""Pairs beyond which none are counted: the difference is then too small to be found by more of them."""
+"""Maximum number of pairs that `needed_pairs` considers."""
 _ALL_PATTERNS = 16  # differences other than 0 up to which all sign patterns are tried
 _ALL_RANK_SUMS = 50  # up to which the distribution of the rank sum is computed
 _SIMULATED_PAIRS = 12  # up to which the power of the sign-flip test is simulated; above, that of the t test is close
@@ -37,7 +37,7 @@ _CHUNK = 1 << 22  # signs held at a time
 
 @dataclass(frozen=True)
 class FlipTest:
-    """Result of a sign-flip test: two-sided `p`, the `least` p that so many pairs can have, and whether it is exact."""
+    """Result of a sign-flip test: two-sided `p`, the `least` possible p for this number of pairs, and exactness."""
 
     p: float
     least: float
@@ -46,12 +46,12 @@ class FlipTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """What n pairs say of second minus first.
+    """Statistics of n paired differences, second minus first.
 
     `low`, `high`: Student t interval of the mean; NaN with one pair. `effect`: d_z, the mean in standard deviations of
-    the differences; infinite where all are equal and not 0, NaN with one pair. `t_p`: p value of the t test, NaN where
-    there is none: one pair, or differences that are all equal and not 0. `flip`: the sign-flip test. `rank_p`: p value
-    of Wilcoxon's signed-rank test.
+    the differences; infinite if all are equal and not 0, NaN with one pair. `t_p`: p value of the t test, NaN with one
+    pair or if all differences are equal and not 0. `flip`: the sign-flip test. `rank_p`: p value of Wilcoxon's
+    signed-rank test.
     """
 
     n: int
@@ -65,7 +65,7 @@ class PairedDifference:
 
 
 def compare_pairs(differences: Tensor, level: float = 0.95) -> PairedDifference:
-    """Return all that is said of `differences` (n,); `level` in (0, 1): that of the interval.
+    """Return the statistics of `differences` (n,); `level` in (0, 1): that of the interval.
 
     Raises `InvalidInput` for no pair, and for a difference that is not finite.
     """
@@ -78,9 +78,9 @@ def compare_pairs(differences: Tensor, level: float = 0.95) -> PairedDifference:
 
 
 def effect_size(differences: Tensor) -> float:
-    """Return Cohen's d_z: the mean over the standard deviation of `differences`; 0 where all are 0.
+    """Return Cohen's d_z: the mean over the standard deviation of `differences`; 0 if all are 0.
 
-    Infinite where all are equal and not 0, NaN for one pair.
+    Infinite if all are equal and not 0, NaN for one pair.
     """
     d = _check(differences)
     if len(d) == 1:
@@ -94,7 +94,7 @@ def effect_size(differences: Tensor) -> float:
 def paired_t_test(differences: Tensor) -> float:
     """Return the two-sided p value of the paired t test.
 
-    1 where all differences are 0; NaN for one pair and where all are equal and not 0, as nothing is known of a spread.
+    1 if all differences are 0; NaN for one pair, and if all are equal and not 0, as the spread is unknown.
     """
     from scipy.special import stdtr
 
@@ -165,10 +165,10 @@ def signed_rank_test(differences: Tensor) -> float:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p values corrected for their number by Holm's procedure; None is no test, and is not counted.
+    """Return the p values corrected for their number by Holm's procedure; None marks a missing test and is not counted.
 
-    Whoever claims those of at most 5 % claims falsely at all with a chance of at most 5 %, however they depend on each
-    other. Raises `InvalidInput` for a p value outside [0, 1].
+    Rejecting those of at most 5 % has a familywise error rate of at most 5 %, for any dependence between them. Raises
+    `InvalidInput` for a p value outside [0, 1].
     """
     known = [(p, place) for place, p in enumerate(p_values) if p is not None]
     for p, _ in known:
@@ -182,13 +182,16 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def least_pairs(level: float) -> int:
-    """Return the smallest number of pairs whose sign-flip test can come out at `level` in (0, 1) or below: 6 at 5 %."""
+    """Return the smallest number of pairs at which the sign-flip test can reach `level` in (0, 1): 6 at 5 %."""
     check_number("level", level, low=0, high=1, open_low=True, open_high=True)
     return next(n for n in range(1, 2000) if _least_p(n) <= level)
 
 
 def paired_t_power(effect: float, n: int, level: float) -> float:
-    """Return the chance that the two-sided t test of n >= 2 normal differences of this d_z gives at most `level`."""
+    """Return the probability that the two-sided t test of n >= 2 normal differences reaches `level`.
+
+    `effect`: d_z of the differences.
+    """
     from scipy.special import nctdtr, stdtrit
 
     check_count("n", n, low=2)
@@ -202,9 +205,10 @@ def paired_t_power(effect: float, n: int, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def sign_flip_power(effect: float, n: int, level: float) -> float:
-    """Return the chance that the exact sign-flip test of n <= 12 normal differences with this d_z is at most `level`.
+    """Return the probability that the exact sign-flip test of n <= 12 normal differences reaches `level`.
 
-    Simulated 1000 times from a fixed seed: right to .026 at a chance of .8 (two standard errors).
+    `effect`: d_z of the differences. From 1000 simulations with a fixed seed: accurate to .026 at a probability of .8
+    (two standard errors).
     """
     if n > _SIMULATED_PAIRS:
         raise InvalidInput(f"n={n!r} is not allowed; expected at most {_SIMULATED_PAIRS}")
@@ -222,10 +226,10 @@ def sign_flip_power(effect: float, n: int, level: float) -> float:
 
 
 def needed_pairs(effect: float, level: float = 0.05, power: float = 0.8) -> int | None:
-    """Return the smallest number of pairs whose sign-flip test is at most `level` with a chance of `power`.
+    """Return the smallest number of pairs at which the sign-flip test reaches `level` with probability `power`.
 
-    Differences are taken to be normal, with `effect` as their true d_z: one that was found on few pairs is itself
-    uncertain, and rather too large. None where more than 10 000 would be needed.
+    Differences are assumed normal, with `effect` as their true d_z; an estimate from few pairs is uncertain, and tends
+    to be too large. None if more than 10 000 pairs would be needed.
     """
     from scipy.special import ndtr
 
@@ -277,7 +281,7 @@ def _least_p(n: int) -> float:
 
 @lru_cache(maxsize=16)
 def _patterns(n: int) -> Tensor:
-    """Return all patterns of n signs whose first is +, (2^(n-1), n): the others have the opposite sums."""
+    """Return all patterns of n signs whose first is +, (2^(n-1), n); the others have the opposite sums."""
     bits = torch.arange(2 ** (n - 1))[:, None] >> torch.arange(n - 1)
     return torch.cat([torch.ones(len(bits), 1), 1 - 2 * (bits & 1)], 1).double()
 

@@ -1,7 +1,7 @@
-"""Structural similarity of images, as a measure and as part of a loss: differentiable in both.
+"""Structural similarity of images, as a metric or as part of a loss; differentiable in both images.
 
-Paper: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity",
-IEEE Transactions on Image Processing 2004.
+Paper: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", IEEE
+Transactions on Image Processing 2004.
 
 Gaussian windows of 11x11 with deviation 1.5, K1 = .01, K2 = .03; on smaller images the largest odd window that fits,
 with the deviation in proportion; windows that reach over the border are left out, as in the paper.
@@ -17,7 +17,7 @@ from torch.nn import functional
 def similarity_map(x: Tensor, y: Tensor, data_range: float) -> Tensor:
     """Return the structural similarity in every window, (n, c, h', w'), in [-1, 1]; x and y: (n, c, h, w).
 
-    Its mean over an image is the image's similarity. `data_range`: the width of the range that the images live in.
+    Its mean over an image is the image's similarity. `data_range`: width of the value range of the images.
     """
     channels, side = x.shape[1], min(11, x.shape[2], x.shape[3])
     side -= 1 - side % 2

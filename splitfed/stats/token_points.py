@@ -1,8 +1,8 @@
-"""Rows of token ids as points, so that distances between them do not depend on which number stands for which token.
+"""Rows of token ids as points, so that their distances do not depend on the numbering of tokens.
 
-Two rows are as far apart as their one-hot encodings are, the root of twice the number of positions in which they
-differ (the Hamming distance). That is a Euclidean distance, so a distance correlation of it is zero for independence
-alone, as that of real numbers is.
+The distance of two rows is that of their one-hot encodings, the root of twice the number of positions in which they
+differ (the Hamming distance). It is Euclidean, so a distance correlation of it is zero only for independence, as that
+of real numbers.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1 << 24
-"""How many comparisons of two tokens are held at a time."""
+"""Maximum number of token comparisons in memory at a time."""
 
 
 @torch.no_grad()
 def token_points(rows: Tensor) -> Tensor:
-    """Return points (n, n), float64, as far apart as the one-hot encodings of `rows` (n, ...), whole numbers.
+    """Return points (n, n), float64, with the distances of the one-hot encodings of `rows` (n, ...), whole numbers.
 
-    Distances are right to about 1e-6; equal rows are within that of one another.
+    Distances are accurate to about 1e-6, also those of equal rows.
     """
     flat = rows.reshape(len(rows), -1)
     same = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
@@ -32,5 +32,5 @@ def token_points(rows: Tensor) -> Tensor:
 
 
 def as_points(rows: Tensor) -> Tensor:
-    """Return `rows` (n, ...) as they are where they are real numbers, and as `token_points` where they are not."""
+    """Return `rows` (n, ...) unchanged if they are real numbers, else their `token_points`."""
     return rows if rows.is_floating_point() else token_points(rows)

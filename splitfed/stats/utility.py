@@ -1,4 +1,4 @@
-"""What a test score is worth: its interval over rows, and what whoever looks at no input scores on the same rows."""
+"""References for a test score: its interval over rows, and the score of a constant answer on the same rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WILSON, BOOTSTRAP = "Wilson over rows", "bootstrap over rows"
 
 
 class ConstantAnswer(NamedTuple):
-    """What always giving the same answer scores, and what that answer is called."""
+    """The score of always giving the same answer, and the name of that answer."""
 
     score: float
     name: str
@@ -26,7 +26,7 @@ def over_rows(task: Task, output: Tensor, y: Tensor, generator: torch.Generator)
     """Return the 95 % interval of the task's metric over the rows of `output` (rows, ...) and `y` (rows, ...).
 
     {low, high, rows, kind}: Wilson's interval of an accuracy, a percentile bootstrap of any other metric; low and high
-    are None where there is none. It speaks of other rows under the same trained model, not of other trainings.
+    are None if there is no interval. It covers other rows under the same trained model, not other trainings.
     """
     rows, value = len(y), float(task.metric(output, y))
     right = round(value * rows) if math.isfinite(value) else -1
@@ -40,9 +40,9 @@ def over_rows(task: Task, output: Tensor, y: Tensor, generator: torch.Generator)
 
 
 def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> ConstantAnswer | None:
-    """Return what the constant answer chosen by the labels `train` scores on `test`, both (rows, ...) a client.
+    """Return the score on `test` of the constant answer chosen by the labels `train`, both (rows, ...) a client.
 
-    None where the task has no such answer, or there are no such rows.
+    None if the task has no such answer, or there are no such rows.
     """
     seen, asked = (torch.cat([y.cpu() for y in part]) if part else torch.zeros(0) for part in (train, test))
     if task.constant is None or not len(seen) or not len(asked):
@@ -51,7 +51,7 @@ def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> 
 
 
 def below_constant(metric: str, value: float, constant: ConstantAnswer, higher_is_better: bool = True) -> str | None:
-    """Say so, in a clause, where `value` is no better than the constant answer's score; None where it is better."""
+    """Return a clause stating that `value` is no better than the constant answer's score; None if it is better."""
     if value > constant.score if higher_is_better else value < constant.score:
         return None
     place = "no more than" if value == constant.score else "below" if higher_is_better else "above"

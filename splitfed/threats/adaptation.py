@@ -1,27 +1,26 @@
-"""What it means that an attack adapts to a defense: the one definition, by what a defense changes and what it states.
+"""Decides whether an attack adapts to a defense, from the effects of the defense and those the attack declares.
 
-A defense changes what its capabilities say (`effects`). Of these only some lie between what an attack is after and
-what it reads of that (`path`): from a row to what crosses, from a label to the gradient that comes back, from a member
-to the trained weights. Given the same trained weights, nothing that it reads depends on the others.
+`effects` derives what a defense changes from its capabilities. `path` selects the effects that lie between the target
+of an attack and the evidence it reads: from a row to its release, from a label to the returned gradient, from a member
+to the trained weights. Given the trained weights, the evidence does not depend on any other effect.
 
-An attack adapts to an effect if what it holds the evidence against has the effect too: it asks the defended parties and
-learns from the answers, differentiates through the trained segments with defenses at their mean, trains a copy or a
-substitute of the client with the run's defenses, searches what it does not know as a free variable, estimates from the
-defended evidence itself how it is distributed in each class, assuming nothing of what it was before, or reads something
-that the effect leaves as it is. An attack that learns nothing, or models parties without the defense, does not adapt;
-nor does one that compares rows with known ones by a measure that was fixed without the defense. An estimate is tied to
-what victims are known by: their true labels, which do not have the effect of labels that were changed in training.
-Layers that a defense puts into segments, what it learns on the side, its codes and its promises are no effects of their
-own: layers are part of the segments that everybody asks, holds or replaces, and the others reach nobody but through
-the effects.
+An attack adapts to an effect if the quantity it compares the evidence with has the effect too. That holds if the attack
+queries the defended parties and learns from the answers; differentiates through the trained segments with defenses at
+their mean; trains a copy or a substitute of the client with the run's defenses; optimizes the unknown quantity as a
+free variable; estimates the class distributions from the defended evidence without assumptions on the undefended one;
+or reads a quantity that the effect leaves unchanged. An attack that learns nothing, models parties without the defense,
+or compares rows by a fixed measure chosen without the defense does not adapt. An estimate relies on the true labels of
+the known victims, which do not have the effect of labels that were changed in training.
 
-Of an attack and a defense that is: "not needed" where no effect lies on the path, "adapted" where the attack states all
-that do (`Attack.adapts_to`), else "not yet", as of every attack that states nothing.
+The capabilities in `WITHOUT_EFFECT` have no effect of their own: layers that a defense adds belong to the segments
+which attacks query, hold or replace; learned state, codes and promises act only through the other effects.
 
-An attack that chooses among several states what all of them take into account; a result of it is marked by the one that
-made the prediction, where it says which (`Outcome.member`).
+`mark` returns "not needed" if no effect lies on the path, "adapted" if the attack declares all effects that do
+(`Attack.adapts_to`), and "not yet" otherwise, also for an attack without a declaration. An attack that chooses among
+several declares the effects that all of them adapt to; its result is marked by the attack that made the prediction, if
+recorded (`Outcome.member`).
 
-Random defenses are taken at their mean, or drawn afresh in every query; no attack knows what was drawn.
+Random defenses are taken at their mean or drawn afresh in every query; no attack knows the draws.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ WITHOUT_EFFECT: tuple[type[Defense], ...] = (
     capability.Accounted,
     capability.Calibrated,
 )
-"""Capabilities that change nothing but through the others; see above."""
+"""Capabilities without an effect of their own; see the head of this module."""
 
 _EFFECTS: tuple[tuple[type[Defense], DefenseEffect], ...] = (
     (capability.GradientDefense, DefenseEffect.GRADIENT),
@@ -50,7 +49,7 @@ _EFFECTS: tuple[tuple[type[Defense], DefenseEffect], ...] = (
     (capability.LabelDefense, DefenseEffect.LABELS),
     (capability.WeightDefense, DefenseEffect.WEIGHTS),
 )
-"""The capabilities that have one effect wherever they stand."""
+"""Capabilities whose effect is the same on every edge."""
 
 
 class Mark(StrEnum):
@@ -62,27 +61,27 @@ class Mark(StrEnum):
 
 
 def effects(defense: Defense) -> frozenset[DefenseEffect]:
-    """Return what `defense`, with its parameters and where it stands, changes."""
-    found = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
+    """Return the effects of `defense`, given its parameters and the edges it acts on."""
+    changed = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
     if isinstance(defense, capability.ReleaseDefense):
         if defense.uploads:
-            found.add(DefenseEffect.UPLOAD)
+            changed.add(DefenseEffect.UPLOAD)
         if not defense.on or any(not name.endswith(UPLOAD) for name in defense.on):
-            found.add(DefenseEffect.RELEASE)
+            changed.add(DefenseEffect.RELEASE)
     if isinstance(defense, capability.PenaltyDefense):
-        found.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
+        changed.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
     if isinstance(defense, capability.TaskWeightDefense) and defense.weighs_task:
-        found.add(DefenseEffect.TASK_WEIGHT)
-    return frozenset(found)
+        changed.add(DefenseEffect.TASK_WEIGHT)
+    return frozenset(changed)
 
 
 def path(attack: Attack) -> frozenset[DefenseEffect]:
-    """Return the effects that lie between what `attack` is after and what it reads of it.
+    """Return the effects that lie between the target of `attack` and the evidence it reads.
 
-    Rows that pass at inference are read behind the releases' path; labels in a training step behind the gradients', and
-    behind the releases as well where the attack computes from inputs of its own what it had sent. An update, what
-    clients send for a method, and all that only training has seen (members, class representatives, the labels of rows
-    that the attacker holds itself) are read behind all of training.
+    Rows that pass at inference are read from releases; labels in a training step from gradients, and from releases as
+    well if the attack recomputes its own releases from its own inputs. Weight updates, uploads of a federated method,
+    and targets that only training exposes (members, class representatives, labels of rows that the attacker holds) are
+    read after all effects of training.
     """
     if attack.reads:
         return IN_TRAINING | {DefenseEffect.UPLOAD}
@@ -104,7 +103,7 @@ def path(attack: Attack) -> frozenset[DefenseEffect]:
 
 
 def mark(attack: Attack, changed: Iterable[DefenseEffect]) -> Mark:
-    """Return whether `attack` adapts to a defense with the effects `changed`."""
+    """Return whether `attack` adapts to a defense that has the effects `changed`."""
     if attack.adapts_to is None:
         return Mark.NOT_YET
     met = path(attack).intersection(changed)
@@ -114,10 +113,11 @@ def mark(attack: Attack, changed: Iterable[DefenseEffect]) -> Mark:
 
 
 def unadapted(attack: Attack, defenses: Iterable[Defense], omitted: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names of those `defenses` that `attack` does not adapt to, each once.
+    """Return the distinct registry names of the `defenses` that `attack` does not adapt to, in order.
 
-    `omitted`: names of classes of defenses that it had to leave out where it was installed.
+    `omitted`: class names of defenses that the attack could not imitate where it was installed; they count as not
+    adapted.
     """
     left_out = set(omitted)
-    found = [d for d in defenses if mark(attack, effects(d)) is Mark.NOT_YET or type(d).__name__ in left_out]
-    return tuple(dict.fromkeys(name_of("defenses", type(defense)) for defense in found))
+    unmet = [d for d in defenses if mark(attack, effects(d)) is Mark.NOT_YET or type(d).__name__ in left_out]
+    return tuple(dict.fromkeys(name_of("defenses", type(defense)) for defense in unmet))

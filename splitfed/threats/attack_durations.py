@@ -1,8 +1,8 @@
-"""How long an attack is about to take here, told before it begins: a little of its work is done and timed.
+"""Estimates how long an attack takes on this machine by timing a small part of its work.
 
-The attack gets what it would get, and does as much of its work as stands out from the jitter of the clock; what it
-finds is thrown away. From no doubling to all of them, and from the faster to the slower of two measurements, is a
-range. Floors, oracles and scores beside the attack are left out.
+The attack gets its real view and knowledge and does as much of its work as exceeds the jitter of the clock; the
+predictions are discarded. The estimate is a range: from no doubling to all of them, and from the faster to the slower
+of two measurements. Floors, oracles and scoring are not included.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from splitfed.threats.attack_requests import AttackRequest
 from splitfed.threats.evaluator import Evaluator
 
 SIZES = ("epochs", "iterations")
-"""Parameters that are the whole work of an attack that has one of them, as a whole number."""
+"""Parameters that alone determine the work of an attack which has exactly one of them as a whole number."""
 
 _UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 @dataclass(frozen=True)
 class AttackDuration:
-    """About how many seconds `attack` takes here, on this machine as it is: between `least` and `most`."""
+    """Estimated wall-clock seconds of `attack` on this machine: between `least` and `most`."""
 
     attack: str
     least: float
     most: float
 
     def __str__(self) -> str:
-        """Tell it in a line."""
+        """Return the estimate as one line of text."""
         length, unit = next(((span, name) for span, name in _UNITS if self.most >= span), (1.0, "s"))
         low, high = (f"{seconds / length:.2g}" for seconds in (self.least, self.most))
         return f"{self.attack}: about {high if low == high else f'{low} to {high}'} {unit} here"
@@ -44,9 +44,9 @@ class AttackDuration:
 def plan_attack(
     evaluator: Evaluator, request: AttackRequest, clock: Callable[[], float] = time.perf_counter
 ) -> AttackDuration | None:
-    """Return about how long the attack takes by `clock`; None where it does not say what its work is.
+    """Return the estimated duration of the attack, measured by `clock`; None if its work is unknown (see `work_of`).
 
-    Raises what the attack is refused for.
+    Raises `InvalidInput` if the attack is refused.
     """
     view, knowledge = evaluator.prepare_attack(request)
     with torch.enable_grad(), stream(request.seed, knowledge.device):
@@ -57,7 +57,10 @@ def plan_attack(
 
 
 def work_of(attack: Attack, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:
-    """Return the work of `attack`: what it says, or its one parameter in `SIZES`; nothing where that is unclear."""
+    """Return the units of work of `attack`; empty if they are unknown.
+
+    They are what the attack states (`StatesWork`), else its only whole-number parameter among `SIZES`.
+    """
     if isinstance(attack, StatesWork):
         return attack.work(view, knowledge)
     sized = [p for p in SIZES if type(getattr(attack, p, None)) is int]

@@ -1,4 +1,4 @@
-"""The contract of a phase of attacks: what an attack in it is given, and how what it predicts is scored.
+"""The contract of an attack phase: which view and knowledge an attack gets, and how its prediction is scored.
 
 There are three: victims' rows that are released, at inference or in a training step (`ReleasedRows`), updates of
 weights that were recorded in training (`RecordedUpdates`), and what clients sent for a method (`MethodUploads`).
@@ -23,12 +23,13 @@ from splitfed.threats.repeated_releases import RepeatedReleases
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An attack about to begin: the `view` and the `knowledge` that it gets, and what only the scorer knows.
+    """Inputs of one attack (`view`, `knowledge`) and the ground truth that only the scorer reads.
 
-    `victims`: the rows it is about; `members`: (victims,) bool, who was trained on, for an attack on that. `hints`:
-    class -> positions of victims whose label the attack is told. `received`: all that has arrived, of which the view is
-    a part. `repeated`: how often of a row, if several times. `absent`: why nothing has been recorded that the attack
-    could read, else empty. `draws`: what the attack's random numbers depend on beside seed and name.
+    `victims`: the attacked rows. `members`: (victims,) bool, True for rows that were trained on; None unless the attack
+    predicts membership. `hints`: class -> positions of the victims whose label the attack is given. `received`: all
+    messages that arrived, of which `view` is a part. `repeated`: how often each row was released, if more than once.
+    `absent`: why no message was recorded that the attack could read, else empty. `draws`: further keys of the attack's
+    random stream, beside seed and name.
     """
 
     view: View
@@ -43,7 +44,7 @@ class Case:
 
 
 class Scored(NamedTuple):
-    """The truth, (victims, ...), and the scores; `stolen` and `under_trained` as in `AttackResult`."""
+    """Ground truth, (victims, ...), and scores; `stolen` and `under_trained` as in `AttackResult`."""
 
     truth: Tensor
     scores: Scores
@@ -52,18 +53,21 @@ class Scored(NamedTuple):
 
 
 class AttackPhase:
-    """Base of the phases: attacks on the parties of a run, each of which may know what `grants` says."""
+    """Base of the attack phases; `grants` decides what each party of the run may know."""
 
     def __init__(self, grants: KnowledgeGrants) -> None:
         self.grants, self.engine, self.data = grants, grants.engine, grants.data
 
     def check(self, request: AttackRequest) -> None:
-        """Refuse what can be told before training, when nothing has been recorded yet."""
+        """Raise `InvalidInput` for a request that can be refused before training, when no message has been recorded."""
 
     def case(self, request: AttackRequest) -> Case:
-        """Return what the attack gets, or refuse in one line what could not be scored or is known already."""
+        """Return the inputs and ground truth of the attack.
+
+        Raises `InvalidInput` if it cannot be scored or predicts known data.
+        """
         raise NotImplementedError
 
     def score(self, request: AttackRequest, case: Case, outcome: Outcome) -> Scored:
-        """Score what the attack has predicted, beside baselines and floors."""
+        """Return the scores of the attack's prediction, beside those of baselines and floors."""
         raise NotImplementedError

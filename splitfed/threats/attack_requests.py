@@ -1,7 +1,7 @@
-"""What a run is asked of attacks: who attacks whose rows, with which attack, made once from checked input.
+"""Checked requests for attacks on a run: which attack, by which party, on which rows.
 
-An attack that leaves its threat model open has the one that holds for its adversary: white box where that has received
-weights in the run, as an aggregation server has, or a server through which clients hand their segments on.
+An attack without a threat model of its own (None) gets that of its adversary: white box if the adversary received
+trained weights in the run, as an aggregation server does, or a server that relays segments between clients.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from splitfed.registry import load, name_of
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observation:
-    """What `party` learns of the rows `victims`, which pass through the parties of `client` `releases` times.
+    """Request for what `party` receives when the rows `victims` pass through the parties of `client`, `releases` times.
 
-    `seed`: of everything that is drawn for the answer.
+    `seed`: seed of all random draws of the observation.
     """
 
     party: str
@@ -33,11 +33,12 @@ class Observation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttackRequest(Observation):
-    """One attack that `party` is to run: `attack`, called `name`.
+    """Request that `party` run `attack`, whose name in results is `name`.
 
-    `number`: the round of recorded training that it goes against, or up to which it reads steps; None: the newest of an
-    attack on recorded training. `classifier`: whether a classifier of clean rows scores reconstructions too. `floors`:
-    whether floors (of reconstructions from releases, of labels) and oracles are scored.
+    `number`: the round of recorded training to attack, or the last round of recorded steps to read; None: the newest
+    round for an attack on recorded training, no recorded steps for all others. `classifier`: whether a classifier of
+    clean rows scores reconstructions too. `floors`: whether floors (of reconstructions from releases, of labels) and
+    oracles are scored.
     """
 
     name: str
@@ -51,20 +52,20 @@ class AttackRequest(Observation):
 def name_attacks(
     attacks: Sequence[str | Attack] | str | Attack, budget: str | None = None
 ) -> tuple[tuple[str, Attack], ...]:
-    """Return name and attack of each, those given by name with the parameters of `budget` (None: the usual one).
+    """Return (name, attack) pairs; attacks given by name get the parameters of `budget` (None: the usual budget).
 
-    Raises `InvalidInput` where there is none, and for an attack that is no name beside a budget.
+    Raises `InvalidInput` for an empty list, an attack class instead of an instance, and an instance beside a `budget`.
     """
     chosen = tuple(attacks) if isinstance(attacks, (tuple, list)) else (attacks,)
     for one in chosen:
         if isinstance(one, type) and issubclass(one, Attack):
-            raise InvalidInput(f"attacks={one.__name__} is a class; expected an attack made of it, {one.__name__}()")
+            raise InvalidInput(f"attacks={one.__name__} is a class; expected an instance, {one.__name__}()")
         check_kind("attacks", one, (str, Attack), "the names of attacks, or attacks")
         if budget is not None and not isinstance(one, str):
             made = f"{type(one).__name__}.with_budget({budget!r}, ...)"
-            raise InvalidInput(f"budget={budget!r} is for attacks given by name; make this one as {made}")
+            raise InvalidInput(f"budget={budget!r} applies to attacks given by name; construct this attack as {made}")
     if not chosen:
-        raise InvalidInput(f"attacks={attacks!r} holds no attack; expected at least one")
+        raise InvalidInput(f"attacks={attacks!r} is empty; expected at least one attack")
     return tuple(
         (one, load("attacks", one).with_budget(budget))
         if isinstance(one, str)
@@ -74,7 +75,7 @@ def name_attacks(
 
 
 def with_threat_model(attack: Attack, engine: Engine, party: str) -> Attack:
-    """Return `attack` by `party` in the threat model that holds for it, where the attack leaves that open (None)."""
+    """Return `attack` with the threat model of the adversary `party` if the attack leaves its own open (None)."""
     if getattr(attack, "threat_model", BLACK_BOX) is not None:
         return attack
     received = any(flow.receiver == party and flow.kind == "weights" for flow in engine.traffic.flows)
@@ -82,6 +83,6 @@ def with_threat_model(attack: Attack, engine: Engine, party: str) -> Attack:
 
 
 def threat_model_of(attack: Attack) -> str:
-    """Return "white_box" where `attack` is shown trained weights of the client, else "black_box"."""
+    """Return "white_box" if `attack` is given trained weights of the client, else "black_box"."""
     shown = attack.requires | (attack.uses if isinstance(attack, UsesFurther) else frozenset())
     return WHITE_BOX if shown & WEIGHTS else BLACK_BOX

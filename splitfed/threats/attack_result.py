@@ -1,4 +1,4 @@
-"""What one attack achieved: its prediction, the truth, and its scores beside baselines and floors."""
+"""Result of one attack: its prediction, the ground truth, and its scores beside baselines and floors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ COLUMNS = ("metric", "of", "mean", "low", "high", "median", "worst_decile", "n")
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What one attack achieved: its `prediction` beside the `truth`, (victims, ...), and the scores with baselines.
+    """Result of one attack: `prediction` and `truth`, (victims, ...), and scores beside baselines and floors.
 
-    Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
-    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
-    `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
-    `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
-    None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
-    `under_trained`: the floors that the attack's own trained decoder is measurably
-    worse than, though its adversary could have computed them; see `floors_above`.
-    `unadapted`: the defenses of the run, by name, that the attack does not adapt to, so that it says less than another
-    might; see `splitfed.threats.adaptation`. `repeated`: how often each victim's row was released, where that was more
-    than once. `threat_model`: "white_box" where the attack was shown weights that the client had trained, else
-    "black_box".
+    If the adversary holds a part of every row, a reconstruction is scored on the remaining part only. `clone`: the
+    upstream function that the attack stole, if any; `stolen`: the scores of that clone, see `score_clone`. `quick`:
+    whether the attack ran with the budget "fast", so that more work may give a better prediction. `error_bound`:
+    (victims,) largest absolute error of any number of a row as stated by the attack, infinity where unknown; None for
+    attacks that state none. `selection`: how an attack that chooses among several has chosen. `under_trained`: the
+    floors that score measurably better than the attack's own trained decoder, although its adversary could have
+    computed them; see `floors_above`. `unadapted`: names of the run's defenses that the attack does not adapt to, so
+    that its scores may understate the leak; see `splitfed.threats.adaptation`. `repeated`: how often each victim's row
+    was released, if more than once. `threat_model`: "white_box" if the attack was given weights that the client had
+    trained, else "black_box".
     """
 
     attack: str
@@ -57,27 +56,27 @@ class AttackResult:
 
     @property
     def releases(self) -> int:
-        """How often every victim's row was released to the adversary, which attacked the mean."""
+        """Number of releases of each victim's row; with more than one, the attack read their mean."""
         return 1 if self.repeated is None else self.repeated.count
 
     @property
     def victims(self) -> int:
-        """How many victims were scored; those whose label the attack was told are not."""
+        """Number of scored victims; victims whose label the attack was given do not count."""
         counts = [found.n for found in self.scores.get("attack", {}).values()]
         return min(len(self.truth), max(counts, default=len(self.truth)))
 
     @property
     def reversed(self) -> bool:
-        """Whether the prediction is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
+        """Whether the AUC is measurably below .5; an AUC of a < .5 leaks as much as one of 1 - a."""
         found = self.scores.get("attack", {}).get("auc")
         return found is not None and (found.high if found.known else found.mean) < 0.5
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the scores as flat rows, one a metric and predictor: the attack, its baselines, what it stole.
+        """Return the scores as flat rows, one for each metric and predictor.
 
-        "of": "attack", a baseline, or "stolen clone", "stolen trained" and "stolen fresh" of a stolen model. "low",
-        "high": the 95 % interval of the mean over "n" victims, None where there is none. "median", "worst_decile": of
-        reconstructions, see `splitfed.stats.intervals.Interval`; None of other scores.
+        "of": "attack", the name of a baseline, or "stolen clone", "stolen trained" and "stolen fresh" for a stolen
+        model. "low", "high": the 95 % interval of the mean over "n" victims, None if there is none. "median",
+        "worst_decile": for reconstructions, see `splitfed.stats.intervals.Interval`; None for other scores.
         """
         own = {**self.scores, **{f"stolen {who}": scores for who, scores in (self.stolen or {}).items()}}
         return [
@@ -112,7 +111,7 @@ class AttackResult:
         return pd.DataFrame(self.rows())
 
     def __repr__(self) -> str:
-        """Tell in a line who attacked what, and the attack's own scores with what the baselines reach."""
+        """Return one line with attack, adversary, number of victims, the attack's scores and those of the baselines."""
         said = []
         for metric, found in self.scores.get("attack", {}).items():
             others = [f"{who} {scores[metric].mean:.4g}" for who, scores in self.scores.items() if metric in scores]
@@ -125,7 +124,7 @@ class AttackResult:
         return html_table(self._caption(), COLUMNS, [[row[name] for name in COLUMNS] for row in self.rows()])
 
     def _caption(self) -> str:
-        """Tell who attacked how many victims, and what limits the figures."""
+        """Return attack, adversary, number of victims, and the limitations of the scores, as one clause."""
         quick = (", white box" if self.threat_model == WHITE_BOX else "") + (", a quick look" if self.quick else "")
         low = f", under-trained (below {', '.join(self.under_trained)})" if self.under_trained else ""
         blind = f", did not adapt to {', '.join(self.unadapted)}" if self.unadapted else ""
@@ -135,7 +134,7 @@ class AttackResult:
 
 
 def with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:
-    """Return `result` with what all releases of a row cost it, where everything that crosses has a promise."""
+    """Return `result` with the privacy cost of all releases of a row, if every crossing value has a guarantee."""
     repeated = result.repeated
     if repeated is None or repeated.equal or repeated.steps:
         return result

@@ -1,4 +1,4 @@
-"""What an adversary reads of a topology that is computed in plain, or secured, and what the scorer alone reads."""
+"""Selects what an adversary can read where a topology is computed in plain, or on ciphertexts or secret shares."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from splitfed.registry import resolve
 
 
 class ComputationViews:
-    """What parties of a computation can read: in plain everything, where a subclass says nothing else."""
+    """What parties of a topology can read; this class: everything, as the computation is in plain."""
 
     def check_readable(self, name: str, attack: Attack, engine: Engine, party: str, client: int) -> None:
-        """Refuse an attack by `party`, called `name`, where it can read nothing of what it would read."""
+        """Raise `InvalidInput` if `attack`, called `name`, would read only values that `party` cannot decrypt."""
 
     def check_learning(self, name: str, who: str, topology: Topology, role: str) -> None:
-        """Refuse the training attack `who` at the party `name`, of `role`, where it can read nothing."""
+        """Raise `InvalidInput` if the training attack `who` could read no value at the party `name`, of `role`."""
 
     def select(self, view: View, attack: Attack, topology: Topology) -> View:
-        """Return what of `view` is handed to `attack`."""
+        """Return the messages of `view` that `attack` is given."""
         return view
 
     def knowledge(self, engine: Engine, party: str, client: int) -> Mapping[str, Any]:
-        """Return what `party` knows of its own part in the computation: fields of `Knowledge` -> value."""
+        """Return what `party` knows of the computation it takes part in: field of `Knowledge` -> value."""
         return {}
 
     def read_hidden(self, engine: Engine, view: View, knowledge: Knowledge) -> tuple[str, Tensor, float]:
-        """Return what in `view` crossed unreadable, for the scorer: the value, its numbers, and their largest error.
+        """Return an encrypted value of `view`, for the scorer: its name, its numbers, and their largest error.
 
-        The numbers are (rows, features). Asked for attacks alone that aim at what crosses unreadable.
+        The numbers are (rows, features). Called only for attacks whose target is an encrypted value.
         """
         raise NotImplementedError
 
 
 def views_of(topology: Topology) -> ComputationViews:
-    """Return what parties can read where `topology` is computed."""
+    """Return the views of the computation that `topology` uses."""
     kind = ComputationViews if topology.computation is None else resolve(topology.computation.views)
     views: ComputationViews = kind()
     return views

@@ -1,4 +1,4 @@
-"""Knowledge that ends an attack at its first use: to find out what the attack refuses before it takes time."""
+"""Knowledge for a dry run: it stops an attack at its first costly operation, so that only its checks run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from splitfed.attacks.local_models import Clone, TrainedAttack
 
 
 class AttackBegun(Exception):
-    """An attack has begun: it refused nothing before the first thing that takes time."""
+    """Raised when an attack passed its checks and reached its first costly operation."""
 
 
 def stop_attack(*given: Any) -> NoReturn:
-    """End the attack that calls this."""
+    """Raise `AttackBegun`, whatever the arguments."""
     raise AttackBegun
 
 
 class _Idle:
-    """A clone with its weights, which ends the attack that uses it."""
+    """A clone whose weights can be read and whose calls raise `AttackBegun`."""
 
     __call__ = sample = in_training = staticmethod(stop_attack)
 
@@ -30,7 +30,7 @@ class _Idle:
 
 
 class _IdleTrainingAttack:
-    """Ends the attack which asks a training attack."""
+    """A training attack whose parameters can be read and whose `predict` raises `AttackBegun`."""
 
     predict = staticmethod(stop_attack)
 
@@ -38,7 +38,7 @@ class _IdleTrainingAttack:
         self.plan = trained.plan
 
     def copy(self) -> _IdleTrainingAttack:
-        """Return itself: it has nothing that could be changed."""
+        """Return the same object, as it holds no state."""
         return self
 
 
@@ -46,11 +46,11 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
     "architecture": lambda draw: lambda seed: _Idle(draw(seed)),
     "training_attack": _IdleTrainingAttack,
 }
-"""What takes the place of a field that ends an attack only later than at its first call."""
+"""Field -> its replacement in a dry run, for fields that an attack may inspect before it calls them."""
 
 
 def stop_at_first_use(knowledge: Knowledge) -> Knowledge:
-    """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
+    """Return `knowledge` in which every field that computes raises `AttackBegun` when it is used."""
     table = access_table(type(knowledge))
     held = {name: getattr(knowledge, name) for name, access in table.items() if access.computes}
     return replace(

@@ -1,4 +1,4 @@
-"""Questions put to a trained run: what an adversary receives, and what its attacks achieve."""
+"""Evaluates attacks on a trained run: what an adversary receives, and how its attacks score."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from splitfed.threats.upload_attacks import MethodUploads
 
 
 class Evaluator:
-    """Runs and scores attacks on the parties of a run, each of which may know what `grants` says."""
+    """Runs and scores attacks on the parties of a run; `grants` decides what each party may know."""
 
     def __init__(self, grants: KnowledgeGrants) -> None:
         self.grants, self.engine, self.data = grants, grants.engine, grants.data
@@ -35,21 +35,21 @@ class Evaluator:
         self._updates, self._uploads = RecordedUpdates(grants), MethodUploads(grants)
 
     def adversary(self, name: str | None) -> str:
-        """Return the party called `name`, by default the first without data; refuse one that is not there.
+        """Return the party called `name`, by default the first without data; raise `InvalidInput` if there is none.
 
-        A role that one party alone plays stands for it.
+        The name of a role is accepted if only one party plays it.
         """
         return find_party(self.engine, name or curious(self.engine.topology))
 
     def victims(self, victims: Dataset | None) -> Dataset:
-        """Return `victims`, by default the rows set aside for attacks; raise `InvalidInput` if there are none."""
+        """Return `victims`, by default the rows of the data set aside for attacks; raise `InvalidInput` without any."""
         chosen = self.data.victims if victims is None else victims
         if len(chosen) == 0:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
 
     def seed(self, seed: int | None) -> int:
-        """Return `seed`, by default that of the run."""
+        """Return `seed` (default: the seed of the run)."""
         return self.grants.seed if seed is None else read_seed(seed)
 
     def observation(
@@ -60,7 +60,7 @@ class Evaluator:
         seed: int | None = None,
         releases: int = 1,
     ) -> Observation:
-        """Return what `adversary` is asked about `victims`; parameters and their defaults as of `Run.attack`."""
+        """Return a checked request for what `adversary` receives of `victims`; parameters are those of `Run.attack`."""
         party, rows = self.adversary(adversary), self.victims(victims)
         return Observation(party=party, victims=rows, client=client, seed=self.seed(seed), releases=releases)
 
@@ -78,18 +78,18 @@ class Evaluator:
         releases: int = 1,
         progress: Progress | None = None,
     ) -> tuple[AttackRequest, ...]:
-        """Check `attacks`, name and attack of each, together; parameters and their defaults as of `Run.attack`."""
+        """Return one checked request for each (name, attack) of `attacks`; parameters are those of `Run.attack`."""
         past = [attack.phase is Phase.TRAINING for _, attack in attacks]
         trained = [one.phase is Phase.TRAINING or (number is not None and reads_training(one)) for _, one in attacks]
         if number is not None:
             check_count("round", number, high=max(self.grants.rounds - 1, 0))
             if not any(trained):
                 raise InvalidInput(
-                    f"round={number} is not allowed: {attacks[0][0]} is on no recorded training; leave it out"
+                    f"round={number} is not allowed: {attacks[0][0]} does not read recorded training; leave it out"
                 )
         if any(trained) and victims is not None:
             who = type(attacks[trained.index(True)][1]).__name__
-            raise InvalidInput(f"{who} goes against training rows: name no victims")
+            raise InvalidInput(f"{who} targets the client's training rows: leave victims out")
         usual = FED if all(past) and FED in self.engine.parties else None
         party = self.adversary(adversary or usual)
         truth = self.data.victims if all(trained) else self.victims(victims)
@@ -113,7 +113,7 @@ class Evaluator:
         )
 
     def _check(self, name: str, attack: Attack, client: int, releases: int, classifier: bool) -> None:
-        """Refuse several releases where `attack` has no use for them, and what no data set like this can score."""
+        """Raise `InvalidInput` for several releases that `attack` cannot use, and for rows that cannot be scored."""
         known = 0 <= client < self.engine.replicas
         check_releases(name, attack, releases, self.engine.topologies[client].computation if known else None)
         check_rows(attack, self.data.victims.discrete, self.data.name, self.data.victims.unscaled)
@@ -121,10 +121,10 @@ class Evaluator:
             check_scorable(self.data.auxiliary)
 
     def observe(self, asked: Observation, phase: Phase = Phase.INFERENCE, step_rows: int = STEP_ROWS) -> View:
-        """Put the victims' rows through the parties of the client; return what the party received.
+        """Pass the victims' rows through the parties of the client and return what the observing party received.
 
-        `step_rows`: how many of them pass in one training step. Several releases have draws of their own each, and what
-        is returned is their mean; they are refused in a training step.
+        `step_rows`: number of victims in one training step. With several releases, each has its own random draws, and
+        the view holds their mean. Raises `InvalidInput` for several releases in a training step.
         """
         check_count("releases", asked.releases, low=1)
         if asked.releases > 1 and phase is not Phase.INFERENCE:
@@ -132,11 +132,11 @@ class Evaluator:
         return self.released.observe(asked, phase, step_rows)[0]
 
     def attack(self, request: AttackRequest) -> AttackResult:
-        """Let the party run the attack against the victims, and score what it predicts.
+        """Run the attack of the requesting party on the victims, and return its scored result.
 
-        An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
-        against the rows that the client trained on in the round; the victims play no part in it, nor in one on labels
-        in a training step where a round is given.
+        For a membership attack an equal number of training rows is added to the victims. An attack on recorded training
+        targets the rows that the client trained on in the requested round instead of the victims; so does an attack on
+        labels in a training step if a round is given.
         """
         attack, name = request.attack, request.name
         phase = self._phase(attack)
@@ -158,11 +158,11 @@ class Evaluator:
         )
 
     def case(self, request: AttackRequest) -> Case:
-        """Return what the attack would be given, and what only the scorer knows; refuse as `attack` does."""
+        """Return the inputs and ground truth of the attack; raises `InvalidInput` as `attack` does."""
         return self._phase(request.attack).case(request)
 
     def prepare_attack(self, request: AttackRequest) -> tuple[View, Knowledge]:
-        """Return the view and the knowledge that the attack would be shown; refuse as `attack` does."""
+        """Return the view and the knowledge that the attack would be given; raises `InvalidInput` as `attack` does."""
         case = self.case(request)
         return prepare_attack(request.attack, case.view, case.knowledge)
 
@@ -172,9 +172,9 @@ class Evaluator:
         return self._updates if attack.phase is Phase.TRAINING else self.released
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
-        """Return attack -> None if `adversary` can run it with its "fast" budget, else the reason; see `refusal`.
+        """Return attack name -> None if `adversary` can run it with its "fast" budget, else the reason (see `refusal`).
 
-        By default the adversary is the one that `Run.attack` takes for the attack.
+        By default each attack gets the adversary that `Run.attack` would choose for it.
         """
         refusals = {}
         for name in TABLES["attacks"]:
@@ -185,11 +185,11 @@ class Evaluator:
         return refusals
 
     def refusal(self, name: str, attack: Attack, adversary: str | None = None, client: int = 0) -> str | None:
-        """Return why `attack` by `adversary` would be refused here, in a line, or None.
+        """Return in one line why `attack` by `adversary` would be refused, or None.
 
-        The attack itself is asked: it begins, and is stopped at its first query, at the first use of a model and at
-        its first report of progress. What it would refuse only after that is not found out. Before training, when
-        nothing has been recorded, only what there will be is checked.
+        The attack is started in a dry run and stopped at its first query, model evaluation or progress report; errors
+        that it would raise later are not detected. Before training, when no message has been recorded, only static
+        conditions are checked.
         """
         try:
             (request,) = self.requests([(name, attack)], adversary, client=client)
@@ -206,7 +206,7 @@ class Evaluator:
         return None
 
     def _unadapted(self, attack: Attack, party: str, client: int) -> tuple[str, ...]:
-        """Return the defenses of `client` that `attack` does not adapt to; see `splitfed.threats.adaptation`."""
+        """Return the client's defenses that `attack` does not adapt to, by name; see `splitfed.threats.adaptation`."""
         omitted: tuple[str, ...] = ()
         state = self.engine.training_attacks.get(party)
         if Needs.TRAINING_ATTACK in attack.requires and isinstance(state, TrainingAttackState):

@@ -1,9 +1,9 @@
-"""Rebuilds, from what an aggregation server has received, the model that it exchanges with a client, and public scores.
+"""Rebuilds the model that a client exchanges with an aggregation server, and the scores that clients publish.
 
-Weights go down and come back ("weights"), or changes of them ("update", in factors, after the weights went down once),
-or a gradient ("weight gradient"): then the weights that come back are those that went down, moved along it by a
-hundredth of their length. A segment can be run if all its weights are exchanged, and from raw rows if all before it
-can. Where scores of classes cannot be reached so, what the last segment that can be run makes are features.
+Weights are sent down and come back ("weights"), or changes of them ("update", in factors, after one full download), or
+a gradient ("weight gradient"): the weights that come back are then taken as those sent down, moved along the gradient
+by a hundredth of their norm. A segment can be run if all its weights are exchanged, and from raw rows if all segments
+before it can. If class scores cannot be reached this way, the output of the last runnable segment serves as features.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from splitfed.threats.imitated_defenses import Feed
 def exchanged_model(
     topology: Topology, feed: Feed, view: View, everybody: View, device: torch.device
 ) -> ExchangedModel | None:
-    """Return what can be run of what `view`, the messages of one client, exchanges; None where that is nothing.
+    """Return the runnable part of the model that one client exchanges with the server; None if there is none.
 
-    `everybody`: the messages of all clients.
+    `view`: the messages of this client; `everybody`: the messages of all clients.
     """
     rounds = exchanged_rounds(view.messages, device)
     if not rounds:
@@ -63,7 +63,7 @@ def _others_rounds(
 
 
 def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple[ExchangedRound, ...]:
-    """Return what went down to a client and came back from it, round by round, of the rounds that are there whole."""
+    """Return the weights sent to a client and returned by it, for every round that was recorded completely."""
     found: dict[int, ExchangedRound] = {}
     sent: tuple[int, dict[str, Tensor]] | None = None
     cluster = ""
@@ -96,9 +96,9 @@ def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple
 
 
 def public_scores(batch: PublicBatch, view: View, client: int, seed: int, device: torch.device) -> PublicScores | None:
-    """Return what the clients made of public rows, in all messages of `view` to the aggregation server.
+    """Return the scores of public rows that `client`, and the others on average, sent to the aggregation server.
 
-    None where `client` scored none, or nobody else did.
+    `view`: all messages to that server. None if `client` sent no scores, or no other client did.
     """
     shown, told = dict[int, Message](), dict[int, dict[tuple[int, int], Tensor]]()
     for message in view.messages:

@@ -1,15 +1,15 @@
-"""Floors: what an adversary has without the attack that is scored: closed forms, and its own data alone.
+"""Floors: scores that an adversary reaches without the evaluated attack, by closed forms or from its own data alone.
 
-Of reconstructions it is what anybody with queries and auxiliary rows reconstructs in closed form: the attacks
-`linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as they arrived. Releases
-of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the next attack on the same
-releases. They draw as `linear_inverse` does, so that it and its floor are one figure. Such a floor needs releases in
-plain and auxiliary rows; where there are none, or too few, it is left out. The mean image and the row of another
-victim, which need no release, are the scorer's own baselines.
+Floors of reconstructions are the attacks `linear_inverse` and `nearest` (with one row, and with the mean of ten), which
+any adversary with queries and auxiliary rows can compute on the victims' releases. Auxiliary rows are queried once for
+all floors, and reconstructions are cached for the next attack on the same releases. The random draws are those of
+`linear_inverse`, so that this attack and its floor have the same score. Without plain releases or enough auxiliary rows
+these floors are left out. The mean image and the row of another victim, which need no release, are baselines of the
+scorer.
 
-Of predicted labels the floor is the attack `own_features`, which is shown the adversary's own columns, its own segments
-and the labels that the attack knows (known victims, and labelled auxiliary rows), and not one message. What an attack
-on labels leaks is what it finds beyond that.
+The floor of predicted labels is the attack `own_features`, which gets the adversary's own columns, its own segments and
+the labels that the attack knows (known victims and labelled auxiliary rows), but no message. A label attack leaks only
+what it predicts beyond that floor.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ FLOORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "nearest_1": ("nearest", {"neighbours": (1,)}),
     "nearest_10": ("nearest", {"neighbours": (10,)}),
 }
-"""Name beside the scores -> the attack and its parameters."""
+"""Floor name -> registered attack and its parameters."""
 
 LABELS = "own_features"
-"""The floor of predicted labels, and the attack that it is."""
+"""The floor of predicted labels, which is the registered attack of this name."""
 MEAN = "mean_image"
 QUERIES = 5
 KEPT = 8
-"""Sets of releases of which the floors are kept."""
+"""Number of sets of releases whose floors are cached."""
 
 
 class Floors:
-    """Reconstructs by every floor, once for the same releases of the same victims."""
+    """Computes every reconstruction floor, once for the same releases of the same victims."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Tensor]] = {}
 
     def predict(self, view: View, knowledge: Knowledge, seed: int, *key: object) -> dict[str, Tensor]:
-        """Return floor -> rows (victims, *shape) for the activations in `view`; `key`: what else they depend on.
+        """Return floor -> rows (victims, *shape), reconstructed from the activations in `view`.
 
-        `seed`: of the attack that they stand beside.
+        `seed`: seed of the attack that is scored beside them; `key`: what else the releases depend on, for the cache.
         """
         seen = view.select(kind="activation")
         if not seen.messages or knowledge.query is None or knowledge.auxiliary is None or not len(knowledge.auxiliary):
@@ -69,9 +69,9 @@ class Floors:
 
 
 def compared_floors(attack: Attack, floors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of `floors` that `attack`, which trains a decoder, is held to: what its adversary could compute.
+    """Return the `floors` that the trained decoder of `attack` is compared with: those its adversary could compute.
 
-    One without queries, or without auxiliary rows, is held to the mean image alone.
+    Without queries or without auxiliary rows that is the mean image alone; without a trained decoder, none.
     """
     if not attack.trains_decoder:
         return {}
@@ -87,7 +87,10 @@ def floors_below(
     auxiliary: Tensor,
     part: Callable[[Tensor], Tensor] | None,
 ) -> tuple[str, ...]:
-    """Return the `floors` of reconstructions that a trained decoder is held to and stays below, of a `part` of rows."""
+    """Return the names of the floors that score measurably better than the trained decoder of `attack`.
+
+    `part`: selects the scored part of rows; None: all of a row.
+    """
     blind = {MEAN: mean_image(auxiliary).expand(truth.shape)} if len(auxiliary) else {}
     held = compared_floors(attack, {**blind, **floors})
     shown = part or (lambda x: x)
@@ -95,9 +98,9 @@ def floors_below(
 
 
 def predict_own_labels(attack: Attack, view: View, knowledge: Knowledge) -> dict[str, Tensor]:
-    """Return what the adversary's own data say of the labels that `attack` predicts: floor -> (victims, classes).
+    """Return the label predictions that use the adversary's own data alone: floor -> (victims, classes).
 
-    Nothing where it has no columns of its own, or does not know a row of every class.
+    Empty if the adversary has no columns of its own, or does not know a row of every class.
     """
     further = attack.uses if isinstance(attack, UsesFurther) else frozenset()
     name = label_set_of(attack)
@@ -126,16 +129,16 @@ def _with_few_labels(knowledge: Knowledge, each: int) -> Knowledge:
 
 def _reconstruct(view: View, knowledge: Knowledge, seed: int) -> dict[str, Tensor]:
     passes = query_passes(unwrap(knowledge.query), unwrap(knowledge.auxiliary), QUERIES)
-    found = {}
+    reconstructions = {}
     for name, (attack, parameters) in FLOORS.items():
         floor = load("attacks", attack)(queries=len(passes), **parameters)
         try:
             known = replace(knowledge, query=_replay(passes))
-            found[name] = floor(view, known, generator(seed, "attack", attack)).prediction
+            reconstructions[name] = floor(view, known, generator(seed, "attack", attack)).prediction
         except InvalidInput:
             # Too few auxiliary rows, or releases that are not finite.
             continue
-    return found
+    return reconstructions
 
 
 def _replay(passes: list[Releases]) -> Callable[[Tensor], Releases]:
@@ -145,13 +148,13 @@ def _replay(passes: list[Releases]) -> Callable[[Tensor], Releases]:
 
 
 def _digest(view: View, auxiliary: Tensor, key: tuple[object, ...]) -> str:
-    found = hashlib.sha256(repr(key).encode())
+    digest = hashlib.sha256(repr(key).encode())
     for message in view.messages:
         for name, z in message.tensors.items():
-            found.update(f"{message.edge} {name} {z.dtype} {tuple(z.shape)}".encode())
-            found.update(_bytes(z))
-    found.update(_bytes(auxiliary))
-    return found.hexdigest()
+            digest.update(f"{message.edge} {name} {z.dtype} {tuple(z.shape)}".encode())
+            digest.update(_bytes(z))
+    digest.update(_bytes(auxiliary))
+    return digest.hexdigest()
 
 
 def _bytes(z: Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""Segments drawn anew, for somebody who knows an architecture and none of the weights: upstream, or up to a head."""
+"""Segments with freshly drawn weights, for an adversary that knows an architecture but no trained weight."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from splitfed.threats.segment_runner import SegmentRunner
 
 
 class Architecture:
-    """Draws upstream functions of `role`; holds no trained tensor but copies of the role's `own` segments.
+    """Draws upstream functions of `role`; holds no trained tensor except copies of the role's `own` segments.
 
-    Defenses that keep a state start afresh. `feed(x)` returns what each input of the topology gets of rows x, and
-    must hold no data either. `epoch`: the last one that the run has trained, for defenses that change over it.
-    `releases`: as in `SegmentRunner`.
+    Defenses with a state start afresh. `feed(x)` returns the inputs of the topology for rows x, and must hold no data.
+    `epoch`: the last epoch that the run has trained, for defenses that change over epochs. `releases`: as in
+    `SegmentRunner`.
     """
 
     def __init__(
@@ -57,7 +57,10 @@ class Architecture:
             self._refusal = str(error)
 
     def __call__(self, seed: int) -> SegmentRunner:
-        """Return an upstream function drawn from `seed`, or refuse a module that nobody can draw anew."""
+        """Return an upstream function with weights drawn from `seed`.
+
+        Raises `InvalidInput` for a module that cannot be redrawn.
+        """
         if self._refusal:
             raise InvalidInput(self._refusal)
         topology = fresh(self._topology, seed)
@@ -98,10 +101,10 @@ class Architecture:
 
 
 def head_after(topology: Topology, role: str, seed: int) -> Callable[[], nn.Module] | None:
-    """Return what draws the architecture from the one value that `role` sends to the outputs at another's head.
+    """Return a function that draws the segments from the one value that `role` sends to another party's head outputs.
 
-    Every call draws weights anew from `seed`; none of the trained ones can be reached. None where the head's segments
-    read anything else, or cannot be drawn.
+    Every call draws new weights, derived from `seed`; no trained weight is reachable. None if the head's segments read
+    any other value, or cannot be redrawn.
     """
     sent = {v for e in topology.crossings if topology.role_of(e.source) == role for v in e.values}
     for head in topology.heads:
@@ -139,7 +142,7 @@ def _redraw_only(topology: Topology, names: Collection[str], seed: int) -> Topol
 
 
 class FreshModel:
-    """Draws the whole model of a client anew, up to its first head; none of the trained weights can be reached."""
+    """Draws the whole model of a client up to its first head, with fresh weights; no trained weight is reachable."""
 
     def __init__(self, topology: Topology, feed: Feed, seed: int, device: torch.device) -> None:
         self._feed, self._device, self._out = feed, device, topology.heads[0].value
@@ -150,7 +153,7 @@ class FreshModel:
             self._refusal = str(error)
 
     def __call__(self, seed: int) -> nn.Module:
-        """Return a model from rows (n, *shape) to scores (n, classes) with weights drawn from `seed`, in training."""
+        """Return a model from rows (n, *shape) to scores (n, classes), in training mode, with weights by `seed`."""
         if self._refusal:
             raise InvalidInput(self._refusal)
         segments = [s for s in fresh(self._topology, seed).segments if s.name in self._names]
@@ -158,7 +161,7 @@ class FreshModel:
 
 
 class _Segments(nn.Module):
-    """Segments in order, from what is fed to them to the output `out`."""
+    """Runs segments in order, from the inputs of the topology to the output `out`."""
 
     def __init__(self, segments: Sequence[Segment], feed: Feed, out: str) -> None:
         super().__init__()
@@ -166,5 +169,5 @@ class _Segments(nn.Module):
         self.parts = nn.ModuleDict({s.name: s.module for s in segments})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for x, a row of it each."""
+        """Return the output for rows x: (n, ...)."""
         return run_segments(self._segments, dict(self.parts.items()), self._feed(x))[self._out]

@@ -1,6 +1,7 @@
-"""The defenses of a sender as an adversary imitates them: what they make of a release, and add to the sender's loss.
+"""Imitation of a sender's defenses by an adversary: defended releases, and penalties added to the sender's loss.
 
-The adversary has the defenses with their settings, states and random numbers of its own, and nothing that was trained.
+The adversary knows the defenses and their settings, but draws states and random numbers of its own and has nothing that
+was trained.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from splitfed.core.topology_facts import TopologyFacts
 
 Key = tuple[str, int]
 Feed = Callable[[Tensor], Mapping[str, Tensor]]
-"""From raw rows (n, *shape) to what each input of a topology gets of them."""
+"""Maps raw rows (n, *shape) to the inputs of a topology."""
 
 
 def training_context(context: Context, number: int, epoch: int, arrived: Mapping[str, Tensor]) -> Context:
-    """Return `context` as it is where a penalty is asked for: a training step of `epoch`, at draw `number`.
+    """Return `context` for a penalty in a training step of `epoch`, at draw `number`.
 
-    Its random numbers are not those of the release at the same draw.
+    Its random numbers differ from those of the release at the same draw.
     """
     stamp = Stamp("train", 0, epoch, number)
     return replace(context, stamp=stamp, seed=derive(context.seed, "imitated training"), arrived=arrived)
 
 
 def task_weight(defenses: Sequence[Defense], epoch: int) -> float:
-    """Return what the task's loss is multiplied by in `epoch` where these are the run's `defenses`."""
+    """Return the factor of the task's loss in `epoch` under the run's `defenses`."""
     return prod(d.task_weight(epoch) for d in defenses if isinstance(d, TaskWeightDefense) and d.weighs_task)
 
 
 class ImitatedStates:
-    """What imitated defenses keep, by edge and position: the defense, and what its `start` returned."""
+    """States of imitated defenses by edge and position: the defense, and the value that its `start` returned."""
 
     def __init__(self, held: Mapping[Key, tuple[Defense, Any]]) -> None:
         self._learning = {
@@ -56,27 +57,26 @@ class ImitatedStates:
         }
 
     def learn(self) -> None:
-        """Let every defense that learns take its own step, as after a step of its party's in training."""
+        """Let every learned defense take one step of its own, as after a training step of its party."""
         for defense, state in self._learning.values():
             defense.learn(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of what they have learnt."""
+        """Return copies of the learned states."""
         return {_name(key): copy.deepcopy(state.state_dict()) for key, (_, state) in self._learning.items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Go back to `states`."""
+        """Restore the learned states from `states`."""
         for key, (_, state) in self._learning.items():
             state.load_state_dict(copy.deepcopy(states[_name(key)]))
 
 
 class ImitatedSender:
-    """The defenses on one `edge` that carries one value with data, for an adversary that imitates the sender.
+    """Imitates the defenses on an `edge` that carries one value with data.
 
-    `defenses`: as the sender has them; `feed(x)`: what each input of the topology gets of raw rows x.
-
-    `omitted`: the names of those defenses whose penalty cannot be told without the sender's own segments. That is so
-    where it reads layers inside them, and where it stands on an edge further up or at a sender without raw rows.
+    `defenses`: those of the sender; `feed(x)`: the inputs of the topology for raw rows x. `omitted`: names of the
+    defenses whose penalty cannot be computed without the sender's own segments, because it reads layers inside them,
+    acts on an edge further upstream, or belongs to a sender without raw rows.
     """
 
     def __init__(
@@ -117,24 +117,24 @@ class ImitatedSender:
         )
 
     def release(self, z: Tensor, number: int) -> Tensor:
-        """Return what the defenses would make of z (n, ...) at draw `number`."""
+        """Return the defended release of z (n, ...) at draw `number`."""
         for position, defense, state in self._guards:
             if isinstance(defense, ReleaseDefense):
                 z = defense.release(self._value, z, self._context(position, state, number))
         return z
 
     def expected(self, z: Tensor) -> Tensor:
-        """Return the same with every defense at its mean, differentiable in z."""
+        """Return the release of z (n, ...) with every defense at its mean, differentiable in z."""
         for position, defense, state in self._guards:
             if isinstance(defense, ReleaseDefense):
                 z = defense.expected(self._value, z, self._context(position, state, 0))
         return z
 
     def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
-        """Return what would arrive in place of z (n, ...), made of raw rows x (n, *shape), in a step of training.
+        """Return the defended release of z (n, ...), the penalty, and the task loss's factor in a training step.
 
-        With it the sum of the penalties, a scalar whose gradient in z is right (its value is not where a defense gives
-        its penalty by the gradient alone), and what the task's loss is multiplied by in `epoch`.
+        `x`: the raw rows (n, *shape) that z was computed from. The penalty is a scalar whose gradient in z is exact;
+        its value is not where a defense defines its penalty by the gradient alone. The factor is that of `epoch`.
         """
         fed = self._feed(x)
         held, total = {name: fed[name] for name in self._inputs}, z.new_zeros(())
@@ -149,11 +149,11 @@ class ImitatedSender:
 
     @property
     def defenses(self) -> ImitatedStates:
-        """What the defenses keep and learn."""
+        """States of the imitated defenses."""
         return ImitatedStates({(self._edge, i): (defense, state) for i, defense, state in self._guards})
 
     def copy(self) -> ImitatedSender:
-        """Return the same with states of its own."""
+        """Return an equal sender with states of its own."""
         found = copy.copy(self)
         found._guards = [(i, defense, copy.deepcopy(state)) for i, defense, state in self._guards]
         return found

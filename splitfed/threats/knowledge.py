@@ -1,4 +1,4 @@
-"""What a threat model may grant an adversary of a run: the parties to query, the guards' forms, the protocol."""
+"""What a threat model may grant an adversary of a run: queries, segments, auxiliary rows, the training protocol."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ from splitfed.threats.retraining import Rerun
 from splitfed.threats.segment_runner import SegmentRunner
 
 LEAST_AT_ONCE = 16
-"""Rows that a query holds at least, however few the victims are: a thousand queries of one row take very long."""
+"""Minimum number of rows in one query, as a thousand queries of one row would take very long."""
 
 
 @dataclass(eq=False)
 class KnowledgeGrants:
-    """Says what the parties of `engine` may know; `newest` says whose segments a client would use now.
+    """Computes what the parties of `engine` may know of a run.
 
-    `training`, `rounds`, `schedule` and `method` are those of the run, once they are known; `sent`: the kinds of
-    messages that its clients will send for the method, where nothing has been sent yet.
+    `newest(client)` returns the source of the client's current segments. `training`, `rounds`, `schedule` and `method`
+    are those of the run, once they are known; `sent`: the kinds of messages that its clients will send for the method,
+    before any has been sent.
     """
 
     engine: Engine
@@ -63,9 +64,9 @@ class KnowledgeGrants:
     ) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires.
 
-        `releases`: how many of a row the adversary gets, of those that it asks for too; it is given their mean.
-        `at_once`: how many victims came in one batch (default: all of them): for a defense may go by the batch, it
-        asks for as many rows at once, and for `LEAST_AT_ONCE` at least.
+        `releases`: number of releases of each row, victims' and queried ones; the adversary gets their mean. `at_once`:
+        number of victims that arrived in one batch (default: all). Queries use batches of that size, at least
+        `LEAST_AT_ONCE` rows, as a defense may depend on the batch.
         """
         engine = self.engine
         topology, auxiliary = engine.topologies[client], self.data.auxiliary
@@ -104,9 +105,9 @@ class KnowledgeGrants:
     def trained_segments(
         self, client: int, role: str | None, replaced: Mapping[str, nn.Module] | None = None, releases: int = 1
     ) -> SegmentRunner:
-        """Return what runs the trained segments of `client` up to `role`, or (None) up to all heads.
+        """Return a runner of the trained segments of `client` up to `role`, or up to all heads (`role` None).
 
-        `replaced`: segment -> the module to take in place of the trained one. `releases`: as in `SegmentRunner`.
+        `replaced`: segment -> module that replaces the trained one. `releases`: as in `SegmentRunner`.
         """
         engine, topology = self.engine, self.engine.topologies[client]
         members = (engine.party(client, role) for role in topology.roles)
@@ -124,7 +125,7 @@ class KnowledgeGrants:
         )
 
     def _downstream_loss(self, party: str, client: int) -> Callable[[Tensor, Releases, Tensor], Tensor] | None:
-        """Return how `party` gets from what arrives to the mean loss on the main labels; None if not by itself."""
+        """Return the main-label loss as a function of what `party` receives; None if others compute a part of it."""
         engine, topology, role = self.engine, self.engine.topologies[client], self.engine.parties[party].role
         head = next((h for h in topology.heads if h.role == role and h.target is None and h.task is not None), None)
         if head is None or head.task is None:
@@ -150,7 +151,7 @@ class KnowledgeGrants:
         return lambda x, releases, y: task.loss(own(x, {**upstream.dataless(x), **releases})[value], y)
 
     def architecture(self, party: str, client: int, releases: int = 1) -> Architecture:
-        """Return what draws the segments upstream of `party` anew; nothing of the trained ones can be reached."""
+        """Return a function that draws the segments upstream of `party` afresh; no trained weight is reachable."""
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
@@ -169,7 +170,10 @@ class KnowledgeGrants:
         )
 
     def lend(self, client: int, part: str, x: Tensor | RowSource, rows: Dataset | None = None) -> None:
-        """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
+        """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given.
+
+        Raises `InvalidInput` if shape or dtype of the rows differ from those of the training data.
+        """
         check_client(self.engine, client)
         shape = tuple(x.shape) if isinstance(x, RowSource) else tuple(x.shape[1:])
         if shape != self.data.shape:
@@ -188,14 +192,14 @@ class KnowledgeGrants:
         )
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
-        """Return what `party` itself feeds for the rows `x`, on the engine's device."""
+        """Return the inputs that `party` itself holds for the rows `x`: input -> (n, ...), on the engine's device."""
         if party not in {p.name for p in self.engine.run_parties.replicas[client].parties.values()}:
             return {}
         owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
         return {n: t.to(self.engine.device) for n, t in self.feed(client)(x).items() if owners[n] == role}
 
     def batches(self, client: int, number: int) -> list[Tensor]:
-        """Return the rows of every step that `client` took in round `number`."""
+        """Return the positions of the rows in every step that `client` took in round `number`."""
         assert self.training is not None
         plan, rows = self.training, len(self.data.clients[client].train)
         if isinstance(self.schedule, Sampled):
@@ -205,7 +209,7 @@ class KnowledgeGrants:
         return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
 
     def local(self, party: str, client: int) -> LocalTraining | None:
-        """Return what an aggregation server knows of how `client` trains; None for everybody else."""
+        """Return how `client` trains, if `party` is an aggregation server; None for every other party."""
         if party != FED or self.training is None:
             return None
         role = self.engine.parties[party].role
@@ -234,26 +238,26 @@ class KnowledgeGrants:
         return replace(local, clip=self._clip_norm(client, role), rows=rows, accumulate=self.engine.accumulate)
 
     def traits(self, client: int) -> MethodTraits | None:
-        """Return what the run's method is for the model of `client`; None where there is no method."""
+        """Return the traits of the run's method for the model of `client`; None without a method."""
         return None if self.method is None else self.method.traits(self.engine.topologies[client])
 
     def _clip_norm(self, client: int, role: str) -> float | None:
-        """Return the norm to which the defenses of `client` clip the gradients of rows at `role`, where one does."""
+        """Return the norm to which the defenses of `client` clip per-row gradients at `role`; None if none clips."""
         topology, guards = self.engine.topologies[client], of_client(self.engine.defenses, client)
         norms = [d.clip_norm(topology, role) for d in guards if isinstance(d, WeightDefense)]
         return next((norm for norm in norms if norm is not None), None)
 
     def feed(self, client: int) -> Feed:
-        """Return what says what each input of the client's topology gets of raw rows; it holds no data."""
+        """Return the function from raw rows to the inputs of the client's topology; it holds no data."""
         return feed_of(self.engine.topologies[client], self.data)
 
     @property
     def classes(self) -> int | None:
-        """How many classes the main labels have; None for regression."""
+        """Number of classes of the main labels; None for regression."""
         return class_count(self.data.task)
 
     def imitate(self, client: int) -> Imitate:
-        """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
+        """Return a function that trains a copy of the client's whole model from fresh weights, as the run did."""
 
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
             plan = (self.training or Training()).of_client(client)
@@ -266,7 +270,7 @@ class KnowledgeGrants:
         return imitate
 
     def _query(self, party: str, client: int, seed: int, releases: int, at_once: int) -> Callable[[Tensor], Releases]:
-        """Return what gives the mean of what `party` receives in `releases` passes of rows; calls draw afresh."""
+        """Return a query: the mean of what `party` receives in `releases` passes of rows, drawn afresh in each call."""
         calls, send = count(1), self._send(party, client)
 
         def query(x: Tensor) -> Releases:
@@ -278,9 +282,9 @@ class KnowledgeGrants:
         return partial(_in_batches, query, at_once)
 
     def _send(self, party: str | None, client: int) -> Callable[[Tensor, int], tuple[Mapping[str, Tensor], View]]:
-        """Return what sends rows through all the parties of `client`, with the draws of a number.
+        """Return a function (rows, draw number) -> (outputs, view of `party`) that runs all parties of `client`.
 
-        It returns the outputs, and what `party` received (None: nobody).
+        With `party` None the view is empty.
         """
 
         def send(x: Tensor, number: int) -> tuple[Mapping[str, Tensor], View]:
@@ -293,12 +297,12 @@ class KnowledgeGrants:
 
 
 def feed_of(topology: Topology, data: Federation) -> Feed:
-    """Return what says what each input of `topology` gets of raw rows of `data`; it holds no data."""
+    """Return the function from raw rows of `data` to the inputs of `topology`; it holds no data."""
     return partial(feed, names=topology.inputs, features=data.victims.features)
 
 
 def find_party(engine: Engine, name: str) -> str:
-    """Return the party called `name`, or the only one that plays a role of that name; refuse what is neither."""
+    """Return the party called `name`, or the only party of that role; raise `InvalidInput` for none or several."""
     if name in engine.parties:
         return name
     playing = [party for party, one in engine.parties.items() if one.role == name]
@@ -310,35 +314,38 @@ def find_party(engine: Engine, name: str) -> str:
 
 
 def check_client(engine: Engine, client: int) -> None:
-    """Refuse a number that none of the clients of `engine` has."""
+    """Raise `InvalidInput` unless `client` is the number of a client of `engine`."""
     if not 0 <= client < engine.replicas:
         raise InvalidInput(f"client={client} is not allowed; expected 0 to {engine.replicas - 1}")
 
 
 def _in_batches(ask: Callable[[Tensor], Releases], size: int, x: Tensor) -> Releases:
-    """Return what `ask` gives of rows x (n, *shape), asked for `size` of them at once: value -> (n, ...)."""
+    """Return the result of `ask` for rows x (n, *shape), called on `size` rows at a time: value -> (n, ...)."""
     parts = [ask(rows) for rows in x.split(size)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
 
 
 def class_count(task: Task) -> int | None:
-    """Return how many classes `task` tells apart; None where it learns numbers."""
+    """Return the number of classes of `task`; None for regression."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
 
 
 def _first_epoch(batches: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the batches of the first epoch: the mean gradient of several, at the same weights, is that of one."""
+    """Return the batches of the first epoch, whose mean gradient equals that of several epochs at the same weights.
+
+    Raises `InvalidInput` if the batches end inside an epoch.
+    """
     counts = torch.cat(list(batches)).unique(return_counts=True)[1]
     if int(counts.min()) != int(counts.max()):
         raise InvalidInput(
-            "some rows of the client count more often than others in the gradient it sends: whole epochs"
+            "some rows of the client count more often than others in the gradient it sends; expected whole epochs"
         )
     sizes = torch.tensor([len(rows) for rows in batches]).cumsum(0)
     return batches[: 1 + int((sizes < len(counts)).sum())]
 
 
 def curious(topology: Topology) -> str:
-    """Return the party that attacks where none is named: the first without data; refuse where all have some."""
+    """Return the default adversary: the first party without data; raise `InvalidInput` if every party holds data."""
     if (role := next((r for r in topology.roles if r not in topology.data_roles), None)) is None:
         raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
     return role

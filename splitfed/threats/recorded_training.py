@@ -1,8 +1,8 @@
-"""What was recorded in training: updates of weights, and of every row what the adversary received in each epoch.
+"""Attacks on recorded training: on updates of weights, and on what the adversary received of every row in each epoch.
 
-A row comes back in every epoch, with gradients by other weights and with new draws of a random defense. A defense that
-adds to gradients protects a label as far as their mean over all of these does, so label attacks may be asked of what
-was recorded in training, where the adversary knows which rows were in which step.
+A row comes back in every epoch, with gradients by other weights and with new draws of a random defense. Noise on
+gradients protects a label only as far as it survives their mean over all epochs, so label attacks may read recorded
+training if the adversary knows which rows were in which step.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Batches = Callable[[int], Sequence[Tensor]]
 
 
 def reads_steps(attack: Attack) -> bool:
-    """Return whether `attack` may go against recorded steps: it predicts labels from what comes back in a step."""
+    """Return whether `attack` may read recorded steps: it predicts labels from the messages of a training step."""
     return attack.target is Target.LABELS and attack.phase is Phase.STEP
 
 
 def reads_training(attack: Attack) -> bool:
-    """Return whether `attack` may go against recorded training, and so may be asked of one of its rounds."""
+    """Return whether `attack` may read recorded training, so that a request may name a round."""
     return attack.phase is Phase.TRAINING or reads_steps(attack)
 
 
 class _Piece(NamedTuple):
-    """What came back in a step for `rows` (n,): `values` (n, ...), and which time it was for each of them, (n,)."""
+    """Messages of a step for `rows` (n,): `values` (n, ...), and the occurrence number of each row so far, (n,)."""
 
     rows: Tensor
     times: Tensor
@@ -51,11 +51,12 @@ class _Piece(NamedTuple):
 
 
 def recorded_passes(view: View, batches: Batches) -> tuple[Tensor, list[View]]:
-    """Return rows of training (victims,) and what the party of `view` received of them: a view a pass, the newest last.
+    """Return the positions of training rows (victims,) and the recorded views of them, one for each pass, oldest first.
 
-    `view`: what was recorded in training, of one client. Rows are those that took as many steps as half of all rows or
-    more, and as many passes are returned. A gradient is of the mean loss over all `victims`, as if they had been one
-    step. Raises `InvalidInput` where no step was recorded, or where steps have other rows than `batches` says.
+    `view`: the messages of one client, recorded in training; `batches`: epoch -> the rows of every step in it. The
+    number of passes is the median number of steps that a row took part in; rows with fewer steps are left out.
+    Gradients are scaled to a mean loss over all `victims`, as if these were one step. Raises `InvalidInput` if no step
+    was recorded, or if the recorded steps do not match `batches`.
     """
     steps = group_pairs(
         ((m.stamp.epoch, m.stamp.step), m)
@@ -63,7 +64,7 @@ def recorded_passes(view: View, batches: Batches) -> tuple[Tensor, list[View]]:
         if m.receiver == view.party and m.kind in ("activation", "gradient")
     )
     if not steps:
-        raise InvalidInput(f"no training step was recorded of {view.party!r}")
+        raise InvalidInput(f"no training step was recorded at party {view.party!r}")
     epochs = group_pairs((epoch, step) for epoch, step in sorted(steps))
     counts = torch.zeros(1 + max(int(rows.max()) for e in epochs for rows in batches(e)), dtype=torch.int64)
     pieces: dict[tuple[str, str, str, str], list[_Piece]] = {}
@@ -124,7 +125,7 @@ def _passes(
 
 
 def recorded_view(engine: Engine, party: str, client: int, number: int | None = None) -> View:
-    """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
+    """Return copies of what `party` received of `client` in training, up to round `number` (default: all rounds)."""
     if party not in engine.link.recorders:
         raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
     check_client(engine, client)
@@ -136,10 +137,10 @@ def recorded_view(engine: Engine, party: str, client: int, number: int | None = 
 
 
 class RecordedUpdates(AttackPhase):
-    """Attacks on the update of weights that the client sent in a round, scored by the rows that it trained on in it."""
+    """Attacks on the weight update that a client sent in a round; scored by the rows it trained on in that round."""
 
     def check(self, request: AttackRequest) -> None:
-        """Refuse a party that will have no updates of one step; before training nothing has been recorded."""
+        """Raise `InvalidInput` for a party that receives no weight updates of a single step."""
         if (local := self.grants.local(request.party, request.client)) is None:
             raise InvalidInput(
                 f"{type(request.attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
@@ -150,7 +151,7 @@ class RecordedUpdates(AttackPhase):
         check_one_step(local)
 
     def case(self, request: AttackRequest) -> Case:
-        """Return what the party recorded up to the round asked for, or the newest, and the rows of that round."""
+        """Return the updates that the party recorded up to the requested or newest round, and that round's rows."""
         self._check_updates(request.attack)
         party, client, number = request.party, request.client, request.number
         view = recorded_view(self.engine, party, client, number)
@@ -172,7 +173,7 @@ class RecordedUpdates(AttackPhase):
         return Case(view, knowledge, rows, absent=absent)
 
     def score(self, request: AttackRequest, case: Case, outcome: Outcome) -> Scored:
-        """Match the rows to the predictions, here where the truth is known, and score them."""
+        """Match the predictions to the true rows (their order is unknown to the attack), and score them."""
 
         def match_and_score(prediction: Tensor, classifier: bool) -> Scored:
             ordered, drawn = case.victims.rows(assignment(case.victims.x, prediction)), generator(request.seed, "grade")
@@ -188,7 +189,7 @@ class RecordedUpdates(AttackPhase):
         return found
 
     def _check_updates(self, attack: Attack) -> None:
-        """Refuse an `attack` on what clients send in training where that is not the update of weights that it reads."""
+        """Raise `InvalidInput` if clients do not send the plain weight update that `attack` reads."""
         if any(client.train.source.couples for client in self.data.clients):
             raise InvalidInput(
                 f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "

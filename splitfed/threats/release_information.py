@@ -1,20 +1,19 @@
-"""Leakage without an attack: what releases tell of rows, by Fisher information, mutual information and closed forms.
+"""Leakage of releases without an attack, by Fisher information, mutual information and closed forms.
 
-Four measures, none of which needs an attacker to be trained:
+Four measures, none of which trains an attack:
 
-- the bound on reconstruction (`splitfed.stats.fisher_information`), where noise of a known density is added to all that
-  arrives: no attack goes below it on average, whatever its budget, where rows are as it assumes. By default that is
-  Gaussian, which images are not: then it is a value to compare with, which an attack may beat. With `smoothing` it is
+- the lower bound on reconstruction error (`splitfed.stats.fisher_information`), if noise of a known density is added to
+  all that arrives. No attack has a smaller mean error, whatever its budget, if rows follow the assumed distribution. By
+  default that is a Gaussian, which images do not follow: then an attack may beat the bound. With `smoothing` it is
   proven;
 - mutual information between row and release, between two estimates (`splitfed.stats.mutual_information`);
 - usable information, after Xu, Zhao, Song, Stewart, Ermon, "A theory of usable information under computational
-  constraints", ICLR 2020: what affine maps can use. With Gaussians around an affine prediction as the family, it is
-  log(V / E) / 2 nats a number, V the error of the mean row and E that of `linear_inverse`; negative where the fit is
-  worse than the mean row;
+  constraints", ICLR 2020, for the family of Gaussians around an affine prediction: log(V / E) / 2 nats a number, with V
+  the mean squared error of the mean row and E that of `linear_inverse`; negative if the fit is worse than the mean row;
 - invertibility, this project's own: 1 - E / V, the share of the variance that the best floor recovers, with E the least
   error of `linear_inverse` and the nearest rows.
 
-The last two are lower estimates of what leaks, the first an upper one for rows as it assumes.
+The last two are lower estimates of the leakage; the first is an upper one for rows of the assumed distribution.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from splitfed.threats.floors import FLOORS
 from splitfed.threats.knowledge import check_client
 
 MOST_OTHERS = 1000
-"""Auxiliary rows that mutual information compares a release with."""
+"""Number of auxiliary rows that a release is compared with for mutual information."""
 
 
 class _Noise(NamedTuple):
-    """Noise that a defense adds to a release: its `kind` and its `size` (deviation or scale).
+    """Noise that a defense adds to a release: its `kind` and its `size` (standard deviation, or Laplace scale).
 
-    `relative`: where the size is a multiple of the deviation of the batch's release, that multiple; the victims are
-    then taken for one batch.
+    `relative`: the ratio of the size to the standard deviation of the batch's release, for noise that is scaled by it;
+    the victims then count as one batch.
     """
 
     kind: str
@@ -61,12 +60,13 @@ class _Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class ReleaseInformation:
-    """What arrives at `adversary` tells of the victims' rows, without an attack.
+    """Information that the releases received by `adversary` hold about the victims' rows.
 
-    `bound` on the mean squared error of every attack, under what `bound.assumed` says of the rows, and `mutual`
-    information in nats; None where no noise of a known density is added, which `why` tells. `usable` information in
-    nats a number, and `invertibility`, a share of the variance: each with its interval over victims, None where no
-    closed form could be computed. All of them are of `releases` of each row together.
+    `bound`: lower bound on the mean squared error of every attack, for rows of the distribution `bound.assumed`;
+    `mutual`: mutual information in nats. Both are None if no noise of a known density is added; `why` states the
+    reason. `usable`: usable information in nats a number, and `invertibility`, a share of the variance: each with its
+    interval over victims, None if no closed form could be computed. All measures refer to the `releases` of each row
+    together.
     """
 
     adversary: str
@@ -79,12 +79,12 @@ class ReleaseInformation:
 
 
 def measure_release(evaluator: Evaluator, asked: Observation, smoothing: float | None = None) -> ReleaseInformation:
-    """Return what arrives at the party when the parties of the client process the victims.
+    """Return the information measures of what a party receives when the client's parties process the victims.
 
-    `smoothing`: None, or the deviation of Gaussian noise that the victims' rows themselves contain: the bound is then
-    proven, for the rows with that noise. Of several releases each has noise drawn anew: the Fisher information is that
-    many times what one release has, and closed forms use the mean. Raises `InvalidInput` where rows are token ids,
-    where the party holds a part of them, and where it computes on ciphertexts.
+    `smoothing`: standard deviation of Gaussian noise that the victims' rows themselves contain, which makes the bound
+    proven for the rows with that noise; None: a Gaussian distribution of rows is assumed. Each of several releases has
+    its own noise: the Fisher information is multiplied by their number, and closed forms use their mean. Raises
+    `InvalidInput` if rows are token ids, if the party holds a part of them, or if it computes on ciphertexts.
     """
     party, victims, client, seed = asked.party, asked.victims, asked.client, asked.seed
     _check_measurable(evaluator, party, client)
@@ -93,7 +93,7 @@ def measure_release(evaluator: Evaluator, asked: Observation, smoothing: float |
     if not arrived.messages:
         raise InvalidInput(f"no release arrives at party {party!r}: there is nothing to measure")
     if not all(bool(torch.isfinite(z).all()) for z in arrived.tensors().values()):
-        raise InvalidInput(f"what arrives at party {party!r} is not finite: there is nothing to measure")
+        raise InvalidInput(f"what arrives at party {party!r} is not finite; expected finite numbers")
     usable, invertibility = _closed_forms(evaluator, view, asked)
     upstream: Callable[[Tensor], Releases] = evaluator.grants.trained_segments(
         client, evaluator.engine.parties[party].role
@@ -106,7 +106,7 @@ def measure_release(evaluator: Evaluator, asked: Observation, smoothing: float |
     try:
         noise = {name: _noise_of(evaluator, party, client, name, clean[name]) for name in names}
         if len(auxiliary) < 2:
-            raise InvalidInput("there are no auxiliary rows, from which a distribution of rows could be taken")
+            raise InvalidInput("there are no auxiliary rows to estimate the distribution of rows from")
     except InvalidInput as error:
         return ReleaseInformation(party, None, None, str(error), usable, invertibility, releases)
 
@@ -134,7 +134,7 @@ def measure_release(evaluator: Evaluator, asked: Observation, smoothing: float |
 
 
 def _check_measurable(evaluator: Evaluator, party: str, client: int) -> None:
-    """Refuse to measure what `party` learns where rows are no numbers or its own, or what arrives is unreadable."""
+    """Raise `InvalidInput` if rows are not real numbers, or if `party` holds a part of them or reads nothing."""
     data = evaluator.data
     check_client(evaluator.engine, client)
     if data.victims.discrete:
@@ -146,7 +146,7 @@ def _check_measurable(evaluator: Evaluator, party: str, client: int) -> None:
 
 
 def _closed_forms(evaluator: Evaluator, view: View, asked: Observation) -> tuple[Interval | None, Interval | None]:
-    """Return usable information and invertibility by the floors; None where there is none."""
+    """Return usable information and invertibility, computed from the floors; None if there are no floors."""
     floors, victims, seed = (
         evaluator.released.reconstruct_floors(asked, view),
         asked.victims,
@@ -174,7 +174,10 @@ def _closed_forms(evaluator: Evaluator, view: View, asked: Observation) -> tuple
 
 
 def _noise_of(evaluator: Evaluator, party: str, client: int, value: str, clean: Tensor) -> _Noise:
-    """Return the noise that is added to `value`, of which `clean` (n, ...) is released; refuse where none is known."""
+    """Return the noise added to `value` before it reaches `party`; raise `InvalidInput` if its density is unknown.
+
+    `clean`: (n, ...) the mean of the release.
+    """
     topology, role = evaluator.engine.topologies[client], evaluator.engine.parties[party].role
     defenses = [d for d in of_client(evaluator.engine.defenses, client) if isinstance(d, ReleaseDefense)]
     guarded = {
@@ -209,14 +212,15 @@ NOISES: dict[str, Callable[[Any, Tensor], _Noise]] = {
     "gaussian_release": lambda defense, clean: _Noise("gaussian", defense.multiplier * defense.sensitivity),
     "laplace_release": lambda defense, clean: _Noise("laplace", defense.scale),
 }
-"""Defense -> what noise it adds where a release is `clean`, its mean."""
+"""Defense -> function from its instance and the mean of the release to the noise it adds."""
 
 
 def _size_cotangents(noise: dict[str, _Noise], clean: Releases) -> Callable[[Tensor], Tensor]:
-    """Return what noise that is as large as the release varies tells of it by its size alone.
+    """Return cotangents for the Fisher information in the size of noise that is scaled by the release's deviation.
 
-    With s times the deviation of N released numbers as deviation, the Fisher information has N/(2 s'^4) (grad s'²)²
-    beside J'J/s'²; in units of the noise that is 2 s^4 / N times the square of J'(z - mean), for Laplace half of it.
+    With s times the deviation of N released numbers as the noise's deviation s', the Fisher information has the term
+    N/(2 s'^4) (grad s'²)² in addition to J'J/s'²; in units of the noise that is 2 s^4 / N times the square of J'(z -
+    mean), for Laplace noise half of it.
     """
 
     def cotangents(z: Tensor) -> Tensor:

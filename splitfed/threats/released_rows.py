@@ -1,6 +1,6 @@
-"""Attacks on rows of victims that pass through the parties, at inference or in a training step, once or several times.
+"""Attacks on the rows of victims that pass through the parties, at inference or in a training step, once or repeatedly.
 
-Labels in a training step may be asked of recorded training too: then the victims are the rows of the steps.
+Attacks on labels in a training step may read recorded training too; the victims are then the rows of its steps.
 """
 
 from __future__ import annotations
@@ -48,27 +48,30 @@ from splitfed.threats.repeated_releases import RepeatedReleases, mean_view, rele
 from splitfed.threats.segment_runner import SegmentRunner
 
 STEP_ROWS = 64
-"""Victims in a training step, where the attack does not say how many."""
+"""Number of victims in a training step if the attack does not state it."""
 
 
 class ReleasedRows(AttackPhase):
-    """Puts the victims' rows through the parties of the client; the adversary gets what arrives at it."""
+    """Passes the victims' rows through the parties of the client and collects what the adversary receives."""
 
     def __init__(self, grants: KnowledgeGrants) -> None:
         super().__init__(grants)
         self.floors = Floors()
 
     def observe(self, asked: Observation, phase: Phase, step_rows: int = STEP_ROWS) -> tuple[View, bool]:
-        """Return the mean of what the party receives in all releases, and whether it was the same in all of them.
+        """Return the mean of what the party receives over all releases, and whether all releases were equal.
 
-        `step_rows`: how many of the victims pass in one training step.
+        `step_rows`: number of victims in one training step.
         """
         numbers = (release_seed(asked.seed, "victims", release=release) for release in range(asked.releases))
         passes = (self._receive(asked, number, phase, step_rows) for number in numbers)
         return mean_view(passes, asked.releases)
 
     def _receive(self, asked: Observation, number: int, phase: Phase, step_rows: int) -> View:
-        """Put the victims' rows through the parties once, drawing by `number`; return what the party received."""
+        """Pass the victims' rows through the parties once, with random draws by `number`.
+
+        Return what the party received.
+        """
         client, victims, newest = asked.client, asked.victims, self.grants.newest
         self.grants.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
         with self.engine.record_party(asked.party) as recorder:
@@ -79,7 +82,7 @@ class ReleasedRows(AttackPhase):
         return recorder.view(copy.deepcopy(self.engine.modules_of_party(asked.party, client)))
 
     def reconstruct_floors(self, asked: Observation, view: View) -> dict[str, Tensor]:
-        """Return what every floor makes of the releases in `view`: name -> (victims, *shape)."""
+        """Return the reconstruction of every floor from the releases in `view`: name -> (victims, *shape)."""
         party, client, seed = asked.party, asked.client, asked.seed
         if self.engine.topologies[client].computation is not None:
             return {}
@@ -87,7 +90,10 @@ class ReleasedRows(AttackPhase):
         return self.floors.predict(view, known, seed, party, client)
 
     def case(self, request: AttackRequest) -> Case:
-        """Put the victims' rows through the parties, or take those of recorded steps up to the round asked for."""
+        """Return the case for the victims' rows passed through the parties, or for the rows of recorded steps.
+
+        Recorded steps are read up to the requested round.
+        """
         self._check_unknown(request)
         attack, party, client, seed = request.attack, request.party, request.client, request.seed
         engine, topology, victims = self.engine, self.engine.topologies[client], request.victims
@@ -120,7 +126,10 @@ class ReleasedRows(AttackPhase):
         return Case(view, knowledge, victims, members, hints, received, repeated)
 
     def recorded_steps(self, party: str, client: int, number: int) -> tuple[Dataset, View, RepeatedReleases | None]:
-        """Return the rows of `client` in steps up to round `number`, and the mean of what `party` received of them."""
+        """Return the client's training rows, the mean of what `party` received of them, and the repetitions.
+
+        Steps are read up to round `number` (default: all rounds).
+        """
         plan = self.grants.training
         assert plan is not None
         rows = self.data.clients[client].train
@@ -131,7 +140,7 @@ class ReleasedRows(AttackPhase):
         return rows.rows(victims), mean, repeated
 
     def score(self, request: AttackRequest, case: Case, outcome: Outcome) -> Scored:
-        """Score the prediction beside floors, and the model that the attack stole, if it stole one."""
+        """Score the prediction beside the floors, and the model that the attack stole, if any."""
         attack, client, seed = request.attack, request.client, request.seed
         floors: Mapping[str, Tensor] | None = None
         if request.floors and attack.target is Target.INPUTS:
@@ -162,7 +171,7 @@ class ReleasedRows(AttackPhase):
         return Scored(truth, scores, stolen, below)
 
     def _check_unknown(self, request: AttackRequest) -> None:
-        """Refuse a party that can read nothing, or to which what it is to predict is given."""
+        """Raise `InvalidInput` for a party that can read nothing, or that holds what the attack predicts."""
         attack, party, client = request.attack, request.party, request.client
         check_client(self.engine, client)
         views_of(self.engine.topologies[client]).check_readable(request.name, attack, self.engine, party, client)
@@ -180,14 +189,14 @@ class ReleasedRows(AttackPhase):
                 raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to predict")
 
     def _step_rows(self, attack: Attack, client: int) -> int:
-        """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""
+        """Return the number of victims in one training step: as the attack states, else the batch size of the run."""
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
         training = self.grants.training
         return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
 
     def _true_releases(self, request: AttackRequest, case: Case, outcome: Outcome) -> TrueReleases:
-        """Return what the party received and could not read, and what auxiliary rows release."""
+        """Return the encrypted values that the party received, for the scorer, and the releases of auxiliary rows."""
         assert case.received is not None
         views = views_of(self.engine.topologies[request.client])
         value, victims, precision = views.read_hidden(self.engine, case.received, case.knowledge)
@@ -202,7 +211,7 @@ class ReleasedRows(AttackPhase):
 def score_stolen_model(
     grants: KnowledgeGrants, clone: Clone | None, party: str, client: int, seed: int
 ) -> Scores | None:
-    """Score the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
+    """Score the whole model with the upstream segments of `clone`, beside the trained and the fresh model."""
     rows, engine = grants.data.test_union(), grants.engine
     if not isinstance(clone, SegmentRunner) or grants.classes is None or len(rows) == 0:
         return None

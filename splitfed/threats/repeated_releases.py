@@ -1,9 +1,9 @@
-"""Several releases of the same row: their mean, what they are refused for, and how a result describes them.
+"""Repeated releases of the same row: their mean, the conditions for it, and their description in results.
 
 A client that sends a row several times (epochs, repeated queries) draws the noise of a random defense anew every time.
-The mean of R releases has the noise's variance divided by R, so an adversary attacks the mean, and asks for the mean of
-as many releases of its own rows, from which its decoder learns at that noise. For Gaussian noise the mean is a
-sufficient statistic: nothing is lost by it.
+The mean of R releases has the noise's variance divided by R. So an adversary attacks the mean, and queries the mean of
+R releases of its own rows, so that its decoder learns at that noise level. For Gaussian noise the mean is a sufficient
+statistic: it loses no information.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class RepeatedReleases:
-    """How often every victim's row was released to the adversary: `count` > 1.
+    """How often every victim's row was released to the adversary (`count` > 1), and the privacy cost.
 
     `equal`: whether all releases of a row were the same numbers. `trained_on_one`: whether the attack's networks were
-    trained in the run, on single releases. `epsilon` at `delta`: what all releases of a row cost it together, and
-    `each` what one does; None where something crosses without a promise. `steps`: whether they were steps of
-    training, of which the adversary has the mean of what came back.
+    trained in the run, on single releases. `epsilon` at `delta`: cost of all releases of a row together, and `each`
+    that of one; None if a crossing value has no guarantee. `steps`: whether the releases were steps of training, so
+    that the adversary has the mean of the returned messages.
     """
 
     count: int
@@ -44,16 +44,16 @@ class RepeatedReleases:
     steps: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
+        """Return the fields as JSON values by name."""
         return dict(vars(self))
 
     def __str__(self) -> str:
-        """Tell in a clause how many releases there were, and what that means."""
+        """Return one clause: the number of releases, and their consequence for the attack."""
         if self.steps:
             return f"{self.count} steps of training with each row"
         said = f"{self.count} releases of each row"
         if self.equal:
-            return f"{said}, all equal, as nothing random stands on the way, so they tell no more than one"
+            return f"{said}, all equal, as no random defense acts on them, so they reveal no more than one"
         if self.epsilon is not None and self.each is not None and self.delta is not None:
             together = f"epsilon {self.epsilon:.4g} at delta {self.delta:.1g} together"
             said = f"{said}, which cost it {together} ({self.each:.4g} each)"
@@ -61,10 +61,11 @@ class RepeatedReleases:
 
 
 def mean_release(values: Iterable[Mapping[_Key, Tensor]], releases: int) -> tuple[dict[_Key, Tensor], bool]:
-    """Return the mean of `values`, one of each of several `releases`, by key, and whether they were equal to the bit.
+    """Return the mean of `values` by key, and whether all were bit-identical; `values` has one mapping a release.
 
-    Sums are in float64; the mean has the type of what was released, at least float32. What is the same in all of them
-    is returned as it is. Raises `InvalidInput` where one differs from the first in names, shapes, or whole numbers.
+    Sums are in float64; the mean has the dtype of the release, at least float32. A value that is equal in all releases
+    is returned unchanged. Raises `InvalidInput` if a release differs from the first in names, shapes or dtypes, or if
+    whole numbers differ.
     """
     left = iter(values)
     first, sums = dict(next(left)), dict[_Key, Tensor]()
@@ -80,7 +81,7 @@ def mean_release(values: Iterable[Mapping[_Key, Tensor]], releases: int) -> tupl
             if not z.is_floating_point():
                 raise InvalidInput(
                     f"releases={releases} takes the mean of what arrives, and {_name(key)!r} arrives as "
-                    f"{z.dtype}, different in every release: the mean of such numbers means nothing"
+                    f"{z.dtype}, different in every release: whole numbers that differ have no meaningful mean"
                 )
             if key not in sums:
                 sums[key] = first[key].double() * before
@@ -90,9 +91,9 @@ def mean_release(values: Iterable[Mapping[_Key, Tensor]], releases: int) -> tupl
 
 
 def mean_view(views: Iterable[View], releases: int) -> tuple[View, bool]:
-    """Return the first of `views` with the mean over all of them in its messages, and whether they were all equal.
+    """Return the first of `views` with its tensors replaced by their means over all views, and whether all were equal.
 
-    `views`: what a party received of the same rows in each of `releases` passes.
+    `views`: what a party received of the same rows, one view for each of the `releases` passes.
     """
     left = iter(views)
     first = next(left)
@@ -113,12 +114,12 @@ def mean_view(views: Iterable[View], releases: int) -> tuple[View, bool]:
 
 
 def release_seed(seed: int, *purpose: str | int, release: int) -> int:
-    """Return the number of pass `release`, from 0, for `purpose`: that of a single release, then one for each."""
+    """Return the seed of pass `release`, counted from 0, for `purpose`; pass 0 has the seed of a single release."""
     return derive(seed, *purpose, *([release] if release else []))
 
 
 def check_releases(name: str, attack: Attack, releases: int, secure: SecureComputation | None = None) -> None:
-    """Refuse a number of releases that is none, and more than one where `attack` called `name` has no use for it."""
+    """Raise `InvalidInput` unless `releases` is a count, and 1 if the attack called `name` cannot use several."""
     check_count("releases", releases, low=1)
     if releases == 1:
         return

@@ -1,7 +1,7 @@
-"""Trains a run's topology once more, from fresh weights and on other rows: what an attacker can do on its own machine.
+"""Retrains a run's topology from fresh weights on other rows, as an attacker can on its own machine.
 
-The copy goes through the same executor as the run, with the same defenses and optimizers, so an attack that learns
-from copies adapts to every defense, also to those that only change the loss.
+The copy uses the same executor, defenses and optimizers as the run, so an attack that learns from copies adapts to
+every defense, including those that only change the loss.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from splitfed.threats.imitated_defenses import Feed
 
 
 class Rerun:
-    """A copy of one replica of `engine`, as its parties would be before training; defenses draw afresh at every call.
+    """An untrained copy of one replica of `engine`, with fresh weights; defenses draw afresh in every call.
 
-    `feed(x)` returns what each input of the topology gets of rows x.
+    `feed(x)` returns the inputs of the topology for rows x.
     """
 
     def __init__(self, engine: RunSetup, replica: int, feed: Feed, seed: int) -> None:
@@ -53,10 +53,11 @@ class Rerun:
         restart_every: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        """Train on rows x (n, *shape) with labels y (n,); a last batch too small for the model is left out.
+        """Train on rows x (n, *shape) with labels y (n,); a last batch below the model's minimum is left out.
 
-        `restart_every`: after how many epochs optimizers forget their state, as the run's do after every round.
-        `drop_last`: any last incomplete batch behind a whole one is left out, as the run does.
+        `restart_every`: number of epochs after which optimizers are reset, as those of the run are after every round.
+        `drop_last`: whether an incomplete last batch is left out if there is a whole one, as in the run. Raises
+        `InvalidInput` if there are too few rows.
         """
         if min(len(x), batch_size) < self._least:
             raise InvalidInput(
@@ -80,10 +81,9 @@ class Rerun:
 
 
 def fresh(topology: Topology, seed: int) -> Topology:
-    """Return `topology` with copies of its modules, every weight drawn anew from `seed` as its module draws it.
+    """Return `topology` with copies of its modules whose weights are drawn from `seed` by their own initialization.
 
-    Raises `InvalidInput` for a module with weights of its own and no `reset_parameters`: nobody can say how those
-    are drawn.
+    Raises `InvalidInput` for a module with weights of its own and no `reset_parameters`.
     """
     # Copied together, so that weights which a party shares between its segments stay shared.
     modules = copy.deepcopy({s.name: s.module for s in topology.segments})

@@ -1,4 +1,4 @@
-"""Runs segments of a topology on an adversary's own machine: one walk for trained, own and fresh weights."""
+"""Runs segments of a topology on an adversary's own machine, with trained, own or fresh weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from splitfed.threats.repeated_releases import mean_release, release_seed
 
 
 class _Penalties(NamedTuple):
-    """The terms that the defenses add to the senders' losses in `epoch`, collected on a walk."""
+    """Collects the terms that the defenses add to the senders' losses in `epoch`."""
 
     epoch: int
     terms: list[Tensor]
 
 
 class SegmentRunner:
-    """Copies of segments in evaluation mode, run from raw rows on; differentiable in the rows.
+    """Copies of segments in evaluation mode that map raw rows to releases, differentiable in the rows.
 
-    With `role` the segments upstream of it are run, and what arrives there is returned, value -> (n, ...), but for what
-    holds no data (constants, masks). Otherwise
-    those are run that compute `values` (name in the result -> value), from values `given` on. `modules`: the segments
-    to copy, by name; those in `trainable` may learn, all others are frozen. `defenses` act on the edges between roles,
-    with copies of `states` (edge and position -> what `start` returned), and draw from `seed`; `epoch`: of the run,
-    for defenses that change over it. `releases`: a sample is the mean of as many releases of the same rows.
+    With `role` the segments upstream of it are run, and the values that arrive there are returned, value -> (n, ...),
+    except those without data (constants, masks). Otherwise the segments that compute `values` (name in the result ->
+    value) from the values `given` are run. `modules`: the segments to copy, by name; those in `trainable` may learn,
+    all others are frozen. `defenses` act on the edges between roles, with copies of `states` (edge and position -> what
+    `start` returned), and draw from `seed`; `epoch`: of the run, for defenses that change over it. `releases`: a sample
+    is the mean of that many releases of the same rows.
     """
 
     def __init__(
@@ -75,16 +75,19 @@ class SegmentRunner:
             module.eval().requires_grad_(name in trainable)
 
     def __call__(self, x: Tensor, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the releases of raw rows x (n, *shape), every defense at its mean; `received`: the values given."""
+        """Return the releases of raw rows x (n, *shape), every defense at its mean; `received`: the `given` values."""
         return self._run(x, received or {}, None)
 
     def dataless(self, x: Tensor) -> dict[str, Tensor]:
-        """Return what arrives at the role of raw rows x and holds no data: constants and masks."""
+        """Return the values without data (constants, masks) that arrive at the role for raw rows x."""
         with torch.no_grad():
             return {name: z for name, z in self._walk(x, {}, None).items() if name in self._dataless}
 
     def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
-        """Return a sample of the releases of rows x: every defense draws afresh, or as `number` fixes."""
+        """Return a random sample of the releases of rows x.
+
+        `number` fixes the draws of the defenses, None draws afresh.
+        """
         if self._releases == 1:
             return self._run(x, {}, self._draw_number(number))
         numbers = (
@@ -96,11 +99,11 @@ class SegmentRunner:
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor, float]:
-        """Return releases of rows x in a training step of `epoch` (default: the last), penalties, and task loss weight.
+        """Return the releases of rows x in a training step, the penalty, and the factor of the task's loss.
 
-        The penalties are the sum of what defenses add to the senders' losses, a scalar whose gradient is right (its
-        value is not where a defense gives its penalty by the gradient alone). `number` fixes the draws; None: fresh
-        ones.
+        The penalty is the sum of what defenses add to the senders' losses in `epoch` (default: the last): a scalar
+        whose gradient is exact; its value is not where a defense defines its penalty by the gradient alone. `number`
+        fixes the draws; None: fresh ones.
         """
         penalties = _Penalties(self._epoch if epoch is None else epoch, [])
         releases = self._run(x, {}, self._draw_number(number), penalties)
@@ -109,17 +112,17 @@ class SegmentRunner:
 
     @property
     def defenses(self) -> ImitatedStates:
-        """What the defenses keep and learn."""
+        """States of the imitated defenses."""
         held = self._held
         return ImitatedStates({key: (held[key], state) for key, state in self._states.items() if key in held})
 
     @property
     def least_rows(self) -> int:
-        """The smallest batch that `in_training` can take: the defenses' own."""
+        """Smallest batch that `in_training` accepts, as required by the defenses."""
         return max([1, *(d.least_rows for d in self._defenses)])
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return the weights that may learn."""
+        """Yield the weights that may learn."""
         return (p for module in self.modules.values() for p in module.parameters() if p.requires_grad)
 
     def _draw_number(self, number: int | None) -> int:
@@ -164,7 +167,7 @@ class SegmentRunner:
         penalties: _Penalties | None,
         arrived: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Return what crosses of `values`, from a sender at which `arrived` has arrived; collect the penalties."""
+        """Return the defended `values` that cross, from a sender that has received `arrived`; collect the penalties."""
         for guard in port.guards:
             state = self._states.get((port.edge, guard.position))
             context = replace(sender, position=guard.position, state=state)

@@ -1,4 +1,4 @@
-"""Installs training attacks: checks that each can work at its party, and lets it know what its party knows."""
+"""Installs training attacks at parties, after checking that they can work there, and grants them their knowledge."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from splitfed.threats.knowledge import class_count, feed_of
 
 
 def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
-    """Install every training attack (or the usual budget of the one named) at the party that it is for.
+    """Install every training attack at its party; a name stands for the attack with its usual budget.
 
-    Raises `InvalidInput` for a party that is not there or where the attack could not work.
+    Raises `InvalidInput` for an unknown party, and for an attack that cannot work at its party.
     """
     for name, attack in attacks.items():
         plan = resolve_attack(attack)
@@ -51,7 +51,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
 
 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
-    """Raise `InvalidInput` for a party in `evaluated` that has no training attack, and for a run without victims."""
+    """Raise `InvalidInput` if a party in `evaluated` has no training attack, or if the run has no victims."""
     for party in evaluated:
         check_names("party with a training attack", engine.training_attacks, party)
         if len(data.victims) == 0:
@@ -61,16 +61,16 @@ def check_questions(engine: Observable, data: Federation, evaluated: Iterable[st
 
 
 def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
-    """Return the training attack meant; refuse an attack of another kind."""
+    """Return the training attack given by instance or name; raise `InvalidInput` for an attack of another kind."""
     found = load("attacks", given) if isinstance(given, str) else given
     plan = found.with_budget() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
     if not isinstance(plan, TrainingAttack):
-        raise InvalidInput(f"training attack {given!r} is no attack that lives in training")
+        raise InvalidInput(f"training attack {given!r} is not an attack that runs during training")
     return plan
 
 
 def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
-    """Return the attack's site at `party`; refuse one where not exactly one value that holds data arrives."""
+    """Return the attack's site at `party`; raise `InvalidInput` unless exactly one value with data arrives there."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
     if role in topology.data_roles or not topology.segments_of(role):
@@ -105,38 +105,40 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
 
 
 def _labels(topology: Topology, role: str) -> str | None:
-    """Return the head whose labels arrive at `role`, None where none do."""
+    """Return the head whose labels arrive at `role`; None if none do."""
     return next((h.value for h in topology.heads if role in h.path[1:]), None)
 
 
 def _arrival(topology: Topology, facts: TopologyFacts, role: str, who: str, party: str) -> tuple[Edge, str]:
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
-    found = [(e, value) for e in arriving for value in facts.data(e.values)]
-    if len(found) != 1:
-        values = ", ".join(repr(value) for _, value in found)
-        raise InvalidInput(f"{who} works where one value with data arrives; {party!r} receives {values or 'none'}")
-    return found[0]
+    received = [(e, value) for e in arriving for value in facts.data(e.values)]
+    if len(received) != 1:
+        values = ", ".join(repr(value) for _, value in received)
+        raise InvalidInput(
+            f"{who} needs a party that receives one value with data; {party!r} receives {values or 'none'}"
+        )
+    return received[0]
 
 
 def _segments_and_output(
     topology: Topology, role: str, value: str, who: str, party: str
 ) -> tuple[tuple[Segment, ...], str]:
-    """Return the role's segments in the order they run, and the one value that they make for a head or for others."""
+    """Return the role's segments in execution order, and the one value that they compute for a head or other roles."""
     segments = topology.segments_of(role)
     inner = {v for s in segments for v in s.inputs}
     leaving = {v for e in topology.crossings if topology.role_of(e.source) == role for v in e.values}
     final = {h.value for h in topology.heads if h.role == role}
     outs = [v for s in segments for v in s.outputs if v in leaving | final or v not in inner]
     if len(outs) != 1:
-        raise InvalidInput(f"{who} works where one value is made of what arrives; {party!r} makes {', '.join(outs)}")
+        raise InvalidInput(f"{who} needs a party that computes one value from it; {party!r} computes {', '.join(outs)}")
     return segments, outs[0]
 
 
 def _sender(engine: Observable, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
-    """Return the defenses of the sender on `edge` as the attack imitates them; the first client's, where they differ.
+    """Return the attack's imitation of the defenses on `edge`, those of the first client if clients differ.
 
-    States and random numbers are the attack's own. Noise that the sender's own layers have learnt is not drawn: how
-    strong it is (`mid`, `shredder`) the attack does not know.
+    States and random numbers are the attack's own. Noise whose strength the sender's own layers have learnt (`mid`,
+    `shredder`) is not drawn, as the attack does not know it.
     """
     topology, guards = prepared.topology, of_client(prepared.defenses, 0)
     return ImitatedSender(
@@ -145,7 +147,7 @@ def _sender(engine: Observable, prepared: Prepared, edge: Edge, seed: int) -> Im
 
 
 def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
-    """Return what `party` may know in training; architectures are those of the first client, where they differ."""
+    """Return what `party` may know in training; architectures are those of the first client if clients differ."""
     data, topology, role = prepared.data, prepared.topology, engine.parties[party].role
     seed = derive(prepared.training.seed, "intruder", party)
     architecture = None

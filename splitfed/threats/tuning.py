@@ -1,11 +1,11 @@
-"""Tunes an attack on the attacker's own rows: some stand in for victims, and their truth, which it knows, judges.
+"""Tunes the parameters of an attack on pseudo-victims: rows of the attacker's own, whose truth it knows.
 
 Paper: the search is the tree-structured Parzen estimator of Bergstra, Bardenet, Bengio, Kégl, "Algorithms for
 hyper-parameter optimization", NIPS 2011, as in Akiba et al., "Optuna", KDD 2019.
 
-The pseudo-victims are auxiliary rows, taken away from what the attack may learn from. Their releases come from where
-the attack's threat model gets some: from queries, or from the attacker's own copy of the upstream segments with the
-defenses drawn afresh. An attack that has neither cannot be tuned. No victim is read at any point.
+The pseudo-victims are auxiliary rows that the attack may not learn from. Their releases come from queries, or from the
+attacker's own copy of the upstream segments with the defenses drawn afresh, as its threat model allows. An attack with
+neither cannot be tuned. No victim is read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from splitfed.threats.computation_views import views_of
 from splitfed.threats.evaluator import Evaluator
 
 SHARE = 0.25
-"""Of the auxiliary rows: those that stand in for victims where nobody says otherwise."""
+"""Default share of the auxiliary rows that serve as pseudo-victims."""
 
 METRICS = {Target.INPUTS: "mse", Target.TOKENS: "token_accuracy", Target.LABELS: "accuracy"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Parameters that were tried, and what they scored on the pseudo-victims; None where one was not finite."""
+    """Parameters that were tried, and their score on the pseudo-victims; None if the score was not finite."""
 
     parameters: Mapping[str, Any]
     score: float | None
@@ -43,7 +43,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best `attack`, its `score` and that of the one `given` by `metric` on the pseudo-victims, and every trial."""
+    """Result of tuning: the best `attack`, its `score`, the score of the attack as `given`, and every trial.
+
+    Scores are of the `metric` on the pseudo-victims.
+    """
 
     attack: Attack
     metric: str
@@ -53,7 +56,7 @@ class Tuned:
 
 
 def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> None:
-    """Refuse an attack without a space, and one whose threat model gives it no releases of rows that it knows."""
+    """Raise `InvalidInput` for an attack without tunable parameters, or without releases of rows that it knows."""
     if not space:
         raise InvalidInput(f"{name} has no space of parameters to tune")
     known = [field.name for field in fields(attack)]
@@ -69,7 +72,7 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
 
 
 class PseudoVictims:
-    """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims.
+    """Scores settings of an attack by `party` on a `share` of the auxiliary rows, the pseudo-victims.
 
     `releases`: how often each of these is released.
     """
@@ -95,7 +98,10 @@ class PseudoVictims:
         self._view = self._make_view(self._query_releases(attack, self._knowledge(attack, "pseudo"), x))
 
     def score(self, attack: Attack) -> float | None:
-        """Return what `attack` achieves by its metric; always from the same random numbers."""
+        """Return the score of `attack` by its metric, with the same random numbers in every call.
+
+        None if it is not finite.
+        """
         knowledge, target = self._knowledge(attack, "queries"), attack.target
         prediction = attack(self._view, knowledge, generator(self._seed, "tune", "attack")).prediction
         if not bool(torch.isfinite(prediction).all()):
@@ -111,7 +117,7 @@ class PseudoVictims:
         return float(scores["attack"][METRICS[target]].mean)
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
-        """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
+        """Return the attacker's knowledge without the pseudo-victims; queries restart for every setting."""
         party, client = self._party, self._client
         return replace(
             self._grants.knowledge(party, client, derive(self._seed, "tune", purpose), self._releases),
@@ -126,7 +132,7 @@ class PseudoVictims:
             return unwrap(knowledge.sample)(x)
 
     def _make_view(self, released: Releases) -> View:
-        """Return the view of a party at which `released` arrived."""
+        """Return the view of a party that received `released`."""
         engine, replica = self._grants.engine, self._client
         topology, role = engine.topologies[replica], engine.parties[self._party].role
         stamp = Stamp("predict", replica, 0, 0, "pseudo-victims")
@@ -153,7 +159,7 @@ def tune(
     seed: int,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Return the best of `attack` as it is given and of `trials` settings of it that the search proposes."""
+    """Return the best of `attack` as given and of `trials` settings that the search proposes."""
     check_count("trials", trials, low=1)
     # Optuna takes half a second to import.
     import optuna
@@ -161,7 +167,8 @@ def tune(
     metric = METRICS[attack.target]
     if (default_score := bench.score(attack)) is None:
         raise InvalidInput(
-            f"{type(attack).__name__} as given predicts what is not finite; start from finite predictions"
+            f"{type(attack).__name__} with its given parameters predicts numbers that are not finite; start from "
+            "parameters with finite predictions"
         )
     tried: list[tuple[Attack, Trial]] = []
 

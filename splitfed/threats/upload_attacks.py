@@ -1,4 +1,4 @@
-"""What the clients of a federated method have sent, as the aggregation server that was recorded may attack it."""
+"""Attacks by the aggregation server on what the clients of a federated method sent, as recorded in training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from splitfed.threats.segment_runner import SegmentRunner
 
 
 class MethodUploads(AttackPhase):
-    """Attacks of the aggregation server on what the client sent for the run's method, scored by its training rows."""
+    """Attacks on a client's uploads for the run's method; scored by the rows it trained on."""
 
     def case(self, request: AttackRequest) -> Case:
-        """Return what the party holds of the client up to the round asked for (default: all)."""
+        """Return what the party received of the client up to the requested round (default: all rounds)."""
         self._check_sent(request)
         attack, party, client, number = request.attack, request.party, request.client, request.number
         seen = recorded_view(self.engine, party, client, number)
         view = View(party, tuple(m for m in seen.messages if m.kind not in STEPS), seen.segments)
-        absent = f"client {client} sent {party!r} nothing that {request.name} reads and that was recorded"
+        absent = f"client {client} sent {party!r} nothing that {request.name} reads, or it was not recorded"
         if any(m.receiver == party and m.kind in attack.reads for m in view.messages):
             absent = ""
         topology, device, feed = self.engine.topologies[client], self.engine.device, self.grants.feed(client)
@@ -67,7 +67,7 @@ class MethodUploads(AttackPhase):
         return Scored(*found)
 
     def _check_sent(self, request: AttackRequest) -> None:
-        """Refuse a party that is no method's aggregation server, and a method without uploads that the attack reads."""
+        """Raise `InvalidInput` unless the party is a method's aggregation server and receives what the attack reads."""
         attack, client, method = request.attack, request.client, self.grants.method
         who = type(attack).__name__
         check_client(self.engine, client)
@@ -89,18 +89,18 @@ class MethodUploads(AttackPhase):
             raise InvalidInput(f"{who} reads class means; clients of {name} send none")
 
     def _messages_of_all(self, party: str, number: int | None) -> View:
-        """Return what all clients have sent up to round `number`, and what they were sent."""
+        """Return all messages between clients and server up to round `number`."""
         seen = self.engine.view(party).select(phase="train")
         return View(party, tuple(m for m in seen.messages if number is None or m.stamp.epoch <= number), {})
 
     def _public_scores(self, client: int, view: View) -> PublicScores | None:
-        """Return what the clients made of public rows; None where the method has none, or where none were recorded."""
+        """Return the clients' scores of public rows; None if the method has none, or none were recorded."""
         traits = self.grants.traits(client)
         batch = None if traits is None else traits.public_batch
         return None if batch is None else public_scores(batch, view, client, self.engine.seed, self.engine.device)
 
     def _extractor(self, client: int) -> SegmentRunner | None:
-        """Return what makes of rows that of which the method's clients send class means; None where they send none."""
+        """Return the function from rows to the features whose class means clients send; None if they send none."""
         traits, topology = self.grants.traits(client), self.engine.topologies[client]
         if traits is None or not traits.class_means:
             return None

@@ -100,7 +100,7 @@ def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> N
         (
             "server0",
             "fsha",
-            "Fsha needs an attack in the training, train(..., adversaries=Adversaries({party: ...})); this run does "
+            "Fsha needs a training attack, train(..., adversaries=Adversaries({party: ...})); this run does "
             "not grant that",
         ),
     ],
@@ -160,7 +160,7 @@ def without_record(study: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {**placed("u_shaped"), "attack": [{"name": "insider_labels"}]},
-            "study.toml: attack[0]: insider_labels: InsiderLabels needs an attack in the training, train(..., "
+            "study.toml: attack[0]: insider_labels: InsiderLabels needs a training attack, train(..., "
             "adversaries=Adversaries({party: ...})); this run does not grant that",
         ),
     ],
@@ -272,5 +272,5 @@ def test_an_attack_that_fails_after_training_is_noted(tmp_path: Path, capsys: py
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 1, "its only run"
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     failed = json.loads((folder / "result.json").read_text("utf-8"))["failed"]
-    assert failed.startswith("attack idlg: Idlg reads one class off a gradient; the client's batch has ")
+    assert failed.startswith("attack idlg: Idlg derives one class from a gradient; expected a batch of 1 row")
     assert "Traceback" not in capsys.readouterr().err

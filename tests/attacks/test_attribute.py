@@ -99,7 +99,7 @@ def test_without_auxiliary_rows() -> None:
 
 def test_a_number_is_no_class() -> None:
     data = toy_data(60).with_target("age", toy_data(60).y.float(), regression())
-    with pytest.raises(InvalidInput, match="attribute 'age' is no class label; expected classes"):
+    with pytest.raises(InvalidInput, match="attribute 'age' has no classes; expected a label set with classes"):
         toy_run(data).attack(Attribute(attribute="age"))
 
 

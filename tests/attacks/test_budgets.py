@@ -73,7 +73,10 @@ def test_an_unknown_budget_is_told_the_nearest() -> None:
 
 @pytest.mark.parametrize("budget", ["quick", "no-such-budget"])
 def test_a_budget_beside_an_attack_that_is_no_name_is_refused(budget: str) -> None:
-    run, said = lenet_run(), rf"budget='{budget}' is for attacks given by name; make this one as Rmle.with_budget\('"
+    run, said = (
+        lenet_run(),
+        rf"budget='{budget}' applies to attacks given by name; construct this attack as Rmle.with_budget\('",
+    )
     with pytest.raises(InvalidInput, match=said):
         run.attack(["inverse_network", Rmle()], budget=budget)
     with pytest.raises(InvalidInput, match=said):
@@ -81,7 +84,7 @@ def test_a_budget_beside_an_attack_that_is_no_name_is_refused(budget: str) -> No
 
 
 def test_no_attack_at_all_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"attacks=\[\] holds no attack; expected at least one"):
+    with pytest.raises(InvalidInput, match=r"attacks=\[\] is empty; expected at least one attack"):
         lenet_run().attack([])
 
 

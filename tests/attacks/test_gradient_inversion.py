@@ -179,8 +179,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
         Dlg(),
         "the learning rate changes between rounds",
     ),
-    "batch of two": ({"batch": 2}, {}, Idlg(), "Idlg reads one class off a gradient; the client's batch has 2 rows"),
-    "no loss": ({"make": bottom}, {}, Idlg(), "this client has none: take Dlg"),
+    "batch of two": (
+        {"batch": 2},
+        {},
+        Idlg(),
+        "Idlg derives one class from a gradient; expected a batch of 1 row, the client's has 2",
+    ),
+    "no loss": ({"make": bottom}, {}, Idlg(), "this client has none: use Dlg"),
     "not recorded": (
         {"logging": splitfed.Logging(record=None)},
         {},
@@ -198,7 +203,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
         {},
         {"victims": splitfed.data.digits()},
         Dlg(),
-        "Dlg goes against training rows: name no victims",
+        "Dlg targets the client's training rows: leave victims out",
     ),
     "no updates": (
         {"make": bottom, "logging": splitfed.Logging(record=Recording(("client0",)))},

@@ -274,7 +274,12 @@ RUNS: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
         "left0",
         "UnsplitLabels needs architecture of the head; this run does not grant that",
     ),
-    "real labels": (real, DirectLabel(), "left0", "direct_label predicts classes; the labels of this run are none"),
+    "real labels": (
+        real,
+        DirectLabel(),
+        "left0",
+        "direct_label predicts classes; the labels of this run are not classes",
+    ),
     "two classes of real labels": (
         real,
         Norm(),

@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "nan in an area": (lambda: auc(torch.tensor([math.nan, 1.0]), marks(0, 1)), "scores hold nan"),
     "one class": (lambda: auc(torch.rand(2), marks(1, 1)), "an AUC needs at least one positive and one negative"),
-    "marks of another length": (lambda: auc(torch.rand(2), marks(1, 0, 0)), "an AUC needs scores (n,) and marks (n,)"),
+    "marks of another length": (lambda: auc(torch.rand(2), marks(1, 0, 0)), "an AUC needs scores (n,) and a bool mask"),
     "resamples": (lambda: auc_interval(torch.rand(2), marks(1, 0), generator(0), 0), "resamples=0 is not allowed"),
     "hints": (
         lambda: draw_hints(torch.tensor([0, 1, 1]), {1: 3}, generator(0)),
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "hints below zero": (lambda: draw_hints(torch.tensor([0, 1]), {1: -1}, generator(0)), "hints of class 1=-1"),
     "nobody left": (
         lambda: draw_hints(torch.tensor([0, 1]), {0: 1, 1: 1}, generator(0)),
-        "hints for all 2 victims leave nobody to attack",
+        "hints for all 2 victims leave no victim to attack",
     ),
 }
 

@@ -105,7 +105,11 @@ def test_intervals_shrink_with_the_root_of_the_number_of_candidates() -> None:
 
 
 BAD: dict[str, tuple[Tensor, Tensor, str]] = {
-    "only members": (torch.zeros(3), torch.ones(3, dtype=torch.bool), "3 of 3 are members; expected some of either"),
+    "only members": (
+        torch.zeros(3),
+        torch.ones(3, dtype=torch.bool),
+        "3 of 3 are members; expected members and non-members",
+    ),
     "numbers": (torch.zeros(3), torch.ones(3), "scores have shape (3,) for (3,) torch.float32; expected (n,) and bool"),
     "shapes": (torch.zeros(3, 2), MEMBER[:3], "scores have shape (3, 2) for (3,)"),
     "nan": (torch.tensor([math.nan, 0.0]), torch.tensor([True, False]), "scores hold a value that is not finite"),

@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
     ),
     "a vanilla client": (lambda: whole("vanilla"), FAST, "client0", "party 'client0' is given the labels of"),
     "a client of a U": (lambda: whole("u"), FAST, "client0", "party 'client0' is given the labels of"),
-    "no classes": (real, FAST, "party0_0", "model_completion predicts classes; the labels of this run are none"),
+    "no classes": (real, FAST, "party0_0", "model_completion predicts classes; the labels of this run are not classes"),
     "too many labels": (
         run,
         ModelCompletion(labelled=100),
@@ -295,7 +295,7 @@ def test_refused_by_the_attack_itself() -> None:
     with pytest.raises(InvalidInput, match=r"model_completion reads one input; left has \['a', 'b'\]"):
         FAST(View("left", (), {"one": trained_bottom()}), several, generator(0))
     alone = replace(known, own={"a": x[:1]}, own_auxiliary={"a": torch.eye(3, 15)}, auxiliary_labels=torch.arange(3))
-    with pytest.raises(InvalidInput, match="model_completion has one row without a label; expected two or more"):
+    with pytest.raises(InvalidInput, match="model_completion has one unlabelled row; expected two or more"):
         ModelCompletion(labelled=1)(View("left", (), {"one": trained_bottom()}), alone, generator(0))
     with pytest.raises(InvalidInput, match="ModelCompletion needs labels of the auxiliary data"):
         FAST(view, replace(known, auxiliary_labels=None), generator(0))
@@ -418,12 +418,12 @@ MISPLACED: dict[str, tuple[tuple[Poisoning, ...], str, str]] = {
     "twice": (
         (MaliciousOptimizer(party="left"), MaliciousOptimizer(party="left", gain=2.0)),
         "server",
-        "'left0' has somebody inside already; a malicious optimizer cannot join",
+        "'left0' has a training attack or poisoning already; a malicious optimizer cannot be added",
     ),
     "beside another": (
         (GradientReplacement(party="left", row=0, target=0), MaliciousOptimizer(party="left")),
         "server",
-        "'left0' has somebody inside already; a malicious optimizer cannot join",
+        "'left0' has a training attack or poisoning already; a malicious optimizer cannot be added",
     ),
 }
 
@@ -448,7 +448,7 @@ def test_misplaced(case: str) -> None:
 def test_a_bottom_without_weights_has_no_optimizer() -> None:
     bottoms = {r: nn.Flatten() for r in ("left", "right")}
     data = splitfed.data.digits().halves().clients(1, victims=20)
-    with pytest.raises(InvalidInput, match="MaliciousOptimizer bends a party's training; 'left0' trains no weight"):
+    with pytest.raises(InvalidInput, match="MaliciousOptimizer changes a party's training; 'left0' trains no weight"):
         splitfed.train(
             vertical(bottoms, nn.Linear(64, 10), labels="server", sent_inputs=("left", "right")),
             data,

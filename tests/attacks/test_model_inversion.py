@@ -194,7 +194,7 @@ def test_a_regression_has_no_classes() -> None:
     data = toy_data(60)
     numbers = Dataset("numbers", data.x, data.y.float(), regression(), data.value_range)
     run = toy_run(numbers, mlp((1, 8, 8), 1, (8,)))
-    with pytest.raises(InvalidInput, match="model_inversion needs a model of classes; this run learns a regression"):
+    with pytest.raises(InvalidInput, match="model_inversion needs a classification; this run learns a regression"):
         toy(ModelInversion(), lambda x: x, classes=None)
     with pytest.raises(InvalidInput, match="scoring by a classifier needs classes"):
         run.attack(InverseNetwork(epochs=1), classifier=True)

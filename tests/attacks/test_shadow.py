@@ -108,7 +108,7 @@ def test_the_adversarys_segments_stay_as_they_are() -> None:
     assert all(p.grad is None for p in run.engine.modules(0)["top"].parameters())
 
 
-REFUSED = "Shadow needs segments of its own from what arrives to a loss on the main labels; this run does not"
+REFUSED = "Shadow needs own segments from the releases to a loss on the main labels; this run does not"
 
 
 def test_a_u_shaped_server_is_refused() -> None:

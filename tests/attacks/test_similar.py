@@ -125,7 +125,9 @@ def test_refusals() -> None:
         Similar(hints=0)
     with pytest.raises(InvalidInput, match="unknown similar method 'means'; did you mean 'k-means'"):
         Similar(method="means")
-    with pytest.raises(InvalidInput, match="similar needs a known victim of each of 4 classes to name them"):
+    with pytest.raises(
+        InvalidInput, match="similar needs a known victim of each of 4 classes to assign clusters to classes"
+    ):
         predict(Similar(), view(directions()), hints={0: torch.tensor([0])})
     with pytest.raises(InvalidInput, match="similar needs as many victims as clusters, 4; there are 2"):
         predict(replace(MEANS, hints=0), view(torch.ones(2, 3)), hints={})

@@ -471,7 +471,7 @@ def test_same_seed_same_choice() -> None:
 def test_refusals() -> None:
     with pytest.raises(InvalidInput, match=re.escape("strongest_labels doublings=0 is not allowed")):
         StrongestLabels(doublings=0)
-    with pytest.raises(InvalidInput, match="strongest_labels predicts classes; the labels of this run are none"):
+    with pytest.raises(InvalidInput, match="strongest_labels predicts classes; the labels of this run are not classes"):
         SMALL.asks(None)
     with pytest.raises(InvalidInput, match="StrongestLabels needs gradients at the cut; this run does not grant that"):
         SMALL(View("left", (), {}), knowledge(), generator(0))

@@ -57,7 +57,7 @@ def test_training_attacks_and_decoders_of_defenses_refuse_tokens() -> None:
     assert refusal(splitfed.train, topology, padded(), rounds=1, adversaries=hijack) == f"Fsha {REAL}"
     assert refusal(splitfed.train, topology, padded(), rounds=1, defenses=ChannelPruning()) == (
         "channel_pruning trains a decoder of real numbers, and input 'input_ids' of 'client' has whole ones, such as "
-        "token ids: take distance_correlation"
+        "token ids: use distance_correlation"
     )
     assert splitfed.train(topology, padded(), rounds=1, defenses=DistanceCorrelation(0.5)).history
 
@@ -162,7 +162,7 @@ def test_scores_by_hand() -> None:
     counted = torch.tensor([[True, True, False, False], [False, False, False, True], [False] * 4])
     scores = score_tokens(truth, prediction, auxiliary, generator(0), counted)
     assert scores["attack"]["token_accuracy"].mean == pytest.approx((1.0 + 0.0) / 2)
-    with pytest.raises(InvalidInput, match=r"^no position of any victim counts; expected one that is no padding$"):
+    with pytest.raises(InvalidInput, match=r"^every position of every victim is padding; expected one that is not$"):
         score_tokens(truth, prediction, auxiliary, generator(0), torch.zeros(3, 4, dtype=torch.bool))
     with pytest.raises(InvalidInput, match=r"^truth has shape \(3, 4\) of torch.float32"):
         score_tokens(truth.float(), prediction, auxiliary, generator(0))

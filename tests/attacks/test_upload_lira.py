@@ -287,7 +287,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
         asked(UploadLira(online=False), 1, x, y)
     with pytest.raises(InvalidInput, match=r"classes: 4 or more with labels; found 3"):
         asked(UploadLira(online=False), 1, x, y, known=(rows(6)[0], torch.tensor([0, 1, 1, 7, 7, 7])))
-    with pytest.raises(InvalidInput, match="upload_lira needs a model of classes"):
+    with pytest.raises(InvalidInput, match="upload_lira needs a classification"):
         asked(UploadLira(), 1, x, y, classes=None)
     for options, line in (
         ({"initial_lr": 0.1}, r"learning rate changes between rounds \(a scheduler\)"),
@@ -314,7 +314,7 @@ def test_what_is_no_model_from_raw_rows_is_refused() -> None:
     fast = UploadLira(copies=4, rounds=1)
     with pytest.raises(InvalidInput, match="UploadLira reads weights, update, weight gradient; clients of FedMD send"):
         exchanged(FedMD(), rounds=1, public=0.1).attack(fast, adversary=FED)
-    with pytest.raises(InvalidInput, match="UploadLira needs a model that a client exchanges"):
+    with pytest.raises(InvalidInput, match="UploadLira needs a model from raw rows that the client exchanges"):
         exchanged(LgFedAvg(), rounds=1).attack(fast, adversary=FED)
 
 

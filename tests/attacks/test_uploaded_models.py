@@ -154,7 +154,7 @@ def test_shares_of_features_are_what_exceeds_the_others() -> None:
     known = {"auxiliary": x, "auxiliary_labels": y}
     # The client moves class 0 by 3 of 4, the other by half: all of the excess is of class 0.
     assert guessed(UpdateShares(), 2, exchanged=model_of((still, own), **options), **known).tolist() == [1.0, 0.0]
-    with pytest.raises(InvalidInput, match="holds a client's features against other clients', and none were recorded"):
+    with pytest.raises(InvalidInput, match="compares a client's features with other clients', and none were recorded"):
         guessed(UpdateShares(), 2, exchanged=model_of((still, own), scores=False), **known)
 
 
@@ -166,13 +166,13 @@ def test_inversion_starts_at_the_rows_that_the_model_gives_a_class_most() -> Non
     # It goes where the class is likelier, as far as the pull lets it.
     free = guessed(UploadInversion(stay=0.01), 2, exchanged=model_of((FLAT, STEEP)), auxiliary=known)
     assert float(free[1, 0]) > 1.0 > -1.0 > float(free[0, 0])
-    with pytest.raises(InvalidInput, match=r"upload_inversion descends on scores of classes; .* 'out': take Dlg"):
+    with pytest.raises(InvalidInput, match=r"upload_inversion needs scores of classes; .* 'out': use Dlg"):
         guessed(still, 2, exchanged=model_of((FLAT, STEEP), scores=False), auxiliary=known)
 
 
 def test_what_shows_no_model_is_refused() -> None:
     known = {"candidates": X, "candidate_labels": torch.tensor([1, 1, 0])}
-    with pytest.raises(InvalidInput, match="upload_membership finds no model in what the client sent"):
+    with pytest.raises(InvalidInput, match="upload_membership needs a model in the client's uploads"):
         guessed(UploadMembership(), 2, **known)
     few = PublicScores(X[:1], torch.ones(1, 2) / 2, X, torch.ones(3, 2) / 2)
     with pytest.raises(InvalidInput, match="2 or more that the client has scored, and that others have; found 1 and 3"):
@@ -296,7 +296,7 @@ def test_one_step_of_a_meme_and_of_features_is_inverted(method: Any, attack: Att
 def test_hard_classes_are_read_off_no_update_with_soft_labels() -> None:
     run = one_step(FML(beta=0.3))
     for name in ("inverting_gradients", "idlg"):
-        with pytest.raises(InvalidInput, match=r"reads hard classes off an update; .* take Dlg"):
+        with pytest.raises(InvalidInput, match=r"derives hard classes from an update; .* use Dlg"):
             run.attack(name, adversary=FED)
     # A meme that learns from labels alone has none.
     sure = one_step(FML(beta=1.0))
@@ -317,5 +317,5 @@ def test_segments_that_a_schedule_averages_are_read_without_a_method() -> None:
     )
     found = run.evaluator.applicable(FED)
     assert found["upload_membership"] is found["update_shares"] is None
-    assert "ends in the features 'act': take Dlg" in str(found["upload_inversion"])
+    assert "ends in the features 'act': use Dlg" in str(found["upload_inversion"])
     assert "clients of a federated method send; only" in str(found["class_shares"])

@@ -101,7 +101,7 @@ def train(layer: nn.Module, sampling: str, training: bool = True) -> sf.Run:
 @pytest.mark.parametrize("name", thin(COUNTING, 2))
 def test_what_a_row_more_would_change_in_others_is_refused_where_rows_come_by_chance(name: str) -> None:
     """A stated epsilon of .75 stood beside 1.47 and more: the row that is added moved all others."""
-    with pytest.raises(InvalidInput, match="of a row depends on its place in the batch, or on how many rows that has"):
+    with pytest.raises(InvalidInput, match="of a row depends on its position in the batch, or on the batch size"):
         train(COUNTING[name](), "poisson")
     # Where another row stands in its place, none of the others moves.
     assert train(COUNTING[name](), "shuffle").epsilon is not None
@@ -118,7 +118,7 @@ class InTrainingAlone(nn.Module):
 
 
 def test_a_model_that_is_given_in_evaluation_mode_is_tried_as_it_is_trained() -> None:
-    with pytest.raises(InvalidInput, match="depends on its place in the batch"):
+    with pytest.raises(InvalidInput, match="depends on its position in the batch"):
         train(InTrainingAlone(), "poisson", training=False)
 
 

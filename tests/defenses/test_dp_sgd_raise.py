@@ -126,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Places(flat=True),
         "row for each row of the batch; give it one row for all, as torch.arange(n).u",
     ),
-    "dropped": (lambda: Places(drop=0.5), "it makes one row for all, which is not used as one for each; freeze it"),
+    "dropped": (lambda: Places(drop=0.5), "it computes one row for all, which is not used equally for each; freeze it"),
     "token": (
         lambda: Token(0.5),
         "(Token) of segment 'top': the gradient of weight '0.first' row by row is unknown; set t",
@@ -211,7 +211,7 @@ def test_models_that_give_a_row_no_gradient_of_its_own(case: str) -> None:
 
 
 def test_state_that_takes_in_rows() -> None:
-    text = "cannot train segment 'top': its state '0.mean' takes in the rows without noise"
+    text = "cannot train segment 'top': its state '0.mean' is updated from the rows without noise"
     with pytest.raises(InvalidInput, match=text):
         checked(chain(Averaging()))
 
@@ -255,7 +255,7 @@ class OwnNorm(nn.BatchNorm1d):
 
 @pytest.mark.parametrize("sampling", thin(["poisson", "shuffle"], 2))
 def test_every_way_out_of_batch_norm_trains(sampling: str) -> None:
-    refused = "batch norm '0' of segment 'top': it mixes the rows of a batch, at whichever party; "
+    refused = "batch norm '0' of segment 'top': it mixes the rows of a batch, whatever its party; "
     way = refused + "replace=True puts group norm there, or put it in evaluation mode"
     with pytest.raises(InvalidInput, match=re.escape(way)):
         train_chain(nn.BatchNorm1d(8), sampling)
@@ -411,7 +411,7 @@ RUNS: dict[str, tuple[tuple[Defense, ...], dict[str, Any], str]] = {
     "a part": (
         (DpSgd(epsilon=1.0, delta=1e-3, roles=("server",)),),
         {},
-        "epsilon=1 cannot be promised: the weights of role 'client' learn from the same rows unguarded",
+        "epsilon=1 cannot be guaranteed: the weights of role 'client' learn from the same rows unguarded",
     ),
     "detector": (
         (PRIVATE,),

@@ -99,7 +99,7 @@ def test_bytes_by_hand() -> None:
 
 
 def test_a_gradient_with_too_many_numbers_for_its_places() -> None:
-    with pytest.raises(InvalidInput, match=f"a gradient of {2**31} numbers has no places of 32 bits"):
+    with pytest.raises(InvalidInput, match=f"a gradient of {2**31} numbers exceeds positions of 32 bits"):
         gradient_compression.pack(torch.zeros(1).expand(2**31), 1)
 
 

@@ -211,10 +211,10 @@ def test_refused() -> None:
         LabelDp(epsilon=0)
     with pytest.raises(InvalidInput, match="unknown label_dp mode 'gradients'; did you mean 'gradient'"):
         LabelDp(mode="gradients")
-    with pytest.raises(InvalidInput, match="it acts on labels, on no edge; name outputs"):
+    with pytest.raises(InvalidInput, match="it acts on labels, not on edges; give outputs"):
         LabelDp(on=("middle->head",))
     data = Dataset("real", torch.randn(40, 8), torch.randn(40), regression())
-    with pytest.raises(InvalidInput, match="label_dp protects labels that are classes; the task is 'regression'"):
+    with pytest.raises(InvalidInput, match="label_dp protects class labels; the task is 'regression'"):
         splitfed.train(
             u_shaped(mlp((8,), 1, (6, 5)), ("relu1", "relu2")), data.clients(1, victims=4), defenses=LabelDp()
         )

@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "twice": (lambda: trained("u_shaped", MidLabels(), MidLabels()), "mid_labels guards value 'relu2' twice"),
     "read twice": (
         lambda: splitfed.train(double(), federation(), defenses=MidLabels()),
-        "mid_labels cannot guard 'a': role 'server' reads it in two and in join; one of them would be past",
+        "mid_labels cannot guard 'a': role 'server' reads it in two and in join; one of them would bypass",
     ),
     "some clients": (lambda: trained("u_shaped", MidLabels(clients=(0,))), "MidLabels for some clients alone is not"),
     "shape": (

@@ -281,7 +281,7 @@ def test_uploads_can_be_bent_as_under_a_schedule() -> None:
         shared = [go(name, 2, adversaries=Adversaries(poisoning=given)).method_state[what] for given in (flip, ())]
         assert any(not torch.equal(one, other) for one, other in zip(*(s.values() for s in shared), strict=True))
     for name in ("ifca", "fedsgd", "standalone"):
-        with pytest.raises(InvalidInput, match="SignFlip bends what a client uploads; no client uploads weights"):
+        with pytest.raises(InvalidInput, match="SignFlip changes a client's upload; no client uploads weights"):
             go(name, adversaries=Adversaries(poisoning=flip))
 
 

@@ -271,7 +271,7 @@ def test_the_sum_is_all_that_the_fed_server_reads() -> None:
 
 
 def test_a_poisoned_upload_needs_an_upload() -> None:
-    with pytest.raises(InvalidInput, match="bends what a client uploads; no client uploads weights"):
+    with pytest.raises(InvalidInput, match="changes a client's upload; no client uploads weights"):
         go(FedAvg(aggregation={"secure": True}), 1, adversaries=splitfed.Adversaries(poisoning=Scaling()))
 
 

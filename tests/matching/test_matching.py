@@ -334,17 +334,17 @@ X, Y = torch.rand(20, 4, generator=generator(0)), torch.arange(20) % 2
         (lambda: Matcher(_world().repository, "mmd", rows=1), "rows=1 is not allowed"),
         (
             lambda: Matcher(_world().repository, "mmd").match(Client("c", _noise(1))),
-            "what came for expert 'digits' has shape (1, 32); expected (rows, 32), at least 2 rows",
+            "the values for expert 'digits' have shape (1, 32); expected (rows, 32), at least 2 rows",
         ),
         (
             lambda: Matcher(_world().repository).match(Client("c", torch.zeros(3, 64))),
             "c has rows of (64,); the experts take (1, 8, 8)",
         ),
-        (lambda: Matcher(_world().repository).match_codes({}), "what came for expert 'digits' has shape None"),
+        (lambda: Matcher(_world().repository).match_codes({}), "the values for expert 'digits' have shape None"),
         (lambda: Matcher(_world().repository).match_codes({"nobody": X}), "unknown expert 'nobody'"),
         (
             lambda: Matcher(_world().repository).match_codes(_codes(mnist=torch.full((4, 32), math.inf))),
-            "what came for expert 'mnist' is not finite",
+            "the values for expert 'mnist' are not finite",
         ),
         (
             lambda: Matcher(_world().repository).match_codes(_codes(mnist=torch.zeros(5, 32))),
@@ -356,7 +356,7 @@ X, Y = torch.rand(20, 4, generator=generator(0)), torch.arange(20) % 2
         ),
         (lambda: Client("c", torch.zeros(0, 4)), "c: x is torch.float32 of shape (0, 4); expected floats (rows, ...)"),
         (lambda: Client("c", torch.full((1, 4), math.nan)), "c: x holds a value that is not finite"),
-        (lambda: fit_rejection(X, torch.ones(20, dtype=torch.bool)), "matches hold one kind of example only"),
+        (lambda: fit_rejection(X, torch.ones(20, dtype=torch.bool)), "matches are all true or all false"),
     ],
 )
 def test_bad_input_is_one_line(call, text: str) -> None:  # type: ignore[no-untyped-def]
@@ -369,7 +369,7 @@ def test_bad_input_is_one_line(call, text: str) -> None:  # type: ignore[no-unty
 def test_a_repository_takes_one_shape_and_one_expert_a_name() -> None:
     repository = Repository()
     repository.add("a", from_arrays(X, Y, name="rows"), epochs=1)
-    with pytest.raises(InvalidInput, match="expert 'a' is there already; every expert needs a name of its own"):
+    with pytest.raises(InvalidInput, match="expert 'a' exists already; every expert needs a distinct name"):
         repository.add("a", from_arrays(X, Y, name="rows"))
     with pytest.raises(InvalidInput, match=r"wide has rows of \(6,\); the repository's experts take \(4,\)"):
         repository.add("b", from_arrays(torch.zeros(20, 6), Y, name="wide"))

@@ -338,7 +338,7 @@ MISFITS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no upload": (
         SignFlip(),
         {"schedule": "sequential"},
-        "SignFlip bends what a client uploads; no client uploads weights under this schedule",
+        "SignFlip changes a client's upload; no client uploads weights under this schedule",
     ),
     "no poisoning": (("sign_flip",), {}, "poisoning='sign_flip' is not allowed"),
 }
@@ -366,7 +366,7 @@ def test_a_party_that_gets_no_gradient_has_none_to_replace() -> None:
         topology = vanilla(mlp((1, 8, 8), 10, (8,), seed=None), "relu1")
     rows = splitfed.data.digits().with_features({"top": splitfed.data.Feature(torch.arange(8), (8,))}).clients(1)
     row = int((rows.clients[0].train.y == 3).nonzero()[0])
-    with pytest.raises(InvalidInput, match="GradientReplacement bends gradients that come back; 'top' receives none"):
+    with pytest.raises(InvalidInput, match="GradientReplacement changes returned gradients; 'top' receives none"):
         splitfed.train(
             topology,
             rows,

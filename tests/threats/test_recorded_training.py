@@ -80,7 +80,7 @@ def test_every_row_gets_back_what_came_for_it() -> None:
 
 
 def test_whose_rows_are_not_known_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=re.escape("no training step was recorded of 'b'")):
+    with pytest.raises(InvalidInput, match=re.escape("no training step was recorded at party 'b'")):
         recorded_passes(View("b", ()), BATCHES.__getitem__)
     with pytest.raises(InvalidInput, match="2 steps of epoch 0 were recorded of 'b', and its client takes 1"):
         recorded_passes(recorded(), lambda epoch: BATCHES[epoch][:1])
@@ -135,7 +135,7 @@ def test_attacks_on_recorded_steps_go_against_the_rows_of_training() -> None:
     assert "2 steps of training with each row" in repr(result)
     (single,) = run.attack(Similar(hints=6), adversary="features0", round=0)
     assert single.repeated is None
-    with pytest.raises(InvalidInput, match="Similar goes against training rows: name no victims"):
+    with pytest.raises(InvalidInput, match="Similar targets the client's training rows: leave victims out"):
         run.attack(Similar(), adversary="features0", round=1, victims=run.data.victims)
     with pytest.raises(InvalidInput, match="'server0' was not recorded in training"):
         run.evaluator.released.recorded_steps("server0", 0, 1)

@@ -218,7 +218,7 @@ def test_releases_that_are_all_equal_are_said_to_be_and_change_nothing() -> None
         assert torch.equal(once.prediction, often.prediction)
         assert once.scores == often.scores
         assert often.repeated == RepeatedReleases(3, equal=True)
-        assert "3 releases of each row, all equal, as nothing random stands on the way" in repr(often)
+        assert "3 releases of each row, all equal, as no random defense acts on them" in repr(often)
 
 
 def test_results_say_how_many_releases_there_were() -> None:
@@ -247,7 +247,7 @@ class Refused(NamedTuple):
     "case",
     [
         Refused(Norm(), None, "a training step"),
-        Refused(Dlg(), None, "a round of training that was recorded"),
+        Refused(Dlg(), None, "a recorded round of training"),
         Refused(ClassShares(), None, "what clients send for a method in training"),
         Refused(MembershipThreshold(), None, "no release"),
         Refused(LinearInverse(), Encryption(), "what arrives encrypted"),

@@ -142,7 +142,7 @@ def test_a_guess_that_is_not_finite_scores_nothing() -> None:
     found = trained().tune(Grey(), {"wrong": (True,)}, trials=1)
     assert [t.score for t in found.trials] == [None]
     assert found.attack == Grey()
-    with pytest.raises(InvalidInput, match="Grey as given predicts what is not finite; start from finite predictions"):
+    with pytest.raises(InvalidInput, match="Grey with its given parameters predicts numbers that are not finite"):
         trained().tune(Grey(wrong=True), {"grey": GREYS}, trials=1)
 
 

@@ -123,7 +123,10 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "link": (lambda: splitfed.Logging(link="byte"), "unknown link 'byte'; did you mean 'bytes'"),
     "resume": (lambda: splitfed.Logging(resume=True), "resume=True needs the folder of the run to resume"),
     "no table": (lambda: splitfed.Adversaries("fsha"), "training_attacks='fsha' is not allowed"),  # type: ignore[arg-type]
-    "no attack": (lambda: splitfed.Adversaries({"server": "rmle"}), "'rmle' is no attack that lives in training"),
+    "no attack": (
+        lambda: splitfed.Adversaries({"server": "rmle"}),
+        "'rmle' is not an attack that runs during training",
+    ),
     "evaluate": (lambda: splitfed.Adversaries(evaluate_every={"a": 0}), "evaluate_every['a']=0 is not allowed"),
     "poisoning": (lambda: splitfed.Adversaries(poisoning=("flip",)), "'flip' is not allowed"),  # type: ignore[arg-type]
     "no detector": (lambda: splitfed.Adversaries(detectors={"client": 3}), "detectors['client']=3 is not allowed"),  # type: ignore[dict-item]
