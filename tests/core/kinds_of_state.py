@@ -154,16 +154,18 @@ def replace_masked(m: Any, h: Tensor) -> Tensor:
 
 def refill_array(order: Callable[[np.ndarray[Any, Any]], Any]) -> Callable[[Any, Tensor], Tensor]:
     def keep(m: Any, h: Tensor) -> Tensor:
-        m.state = order(np.ascontiguousarray(m.state) + np.float32(0.1) * h.detach().numpy()[0, 0])
-        return h * float(m.state.sum()) * (m.state.strides[0] / 64)
+        h = h * (1 + m.state.strides[0] / 64) + float(m.state.mean())
+        m.state = order(np.ascontiguousarray(m.state) + np.float32(0.1) * h.detach().numpy().mean())
+        return h
 
     return keep
 
 
 def refill_tensor(order: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
     def keep(m: Any, h: Tensor) -> Tensor:
-        m.state = order(torch.zeros(2, 4, 4, 4) + m.state.mean() / 3 + h.detach().mean())
-        return h * m.state.sum() * m.state.stride(0) / (m.state.stride(1) + 1)
+        h = h * m.state.stride(0) / (m.state.stride(1) + 1) + m.state.mean()
+        m.state = order(torch.zeros(2, 4, 4, 4) + m.state.mean() / 3 + 0.1 * h.detach().mean())
+        return h
 
     return keep
 
@@ -275,8 +277,9 @@ def set_of_floats(m: Any, h: Tensor) -> Tensor:
 
 
 def learning_tensor(m: Any, h: Tensor) -> Tensor:
+    h = h * (2.0 if m.state.requires_grad else 1.0) * m.state.detach()
     m.state = (m.state.detach() + 0.1).requires_grad_()
-    return h * (2.0 if m.state.requires_grad else 1.0) * m.state.detach()
+    return h
 
 
 def count_key(m: Any, h: Tensor) -> Tensor:

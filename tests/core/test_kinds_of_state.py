@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +123,34 @@ def test_a_list_that_two_modules_share_is_one_list_again(role: str) -> None:
         return Topology("by hand", segments, {"x": "client"}, (Head("out", "server", "client"),))
 
     assert resumes(make)
+
+
+class Noting(nn.Module):
+    """A model that notes a value of the first layer, and one of the second under the same name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.kind, self.last, self.notes, self.queue = kind, None, {}, deque(maxlen=3)
+
+    def note(self, h: Tensor) -> None:
+        mean = h.detach().mean(0)
+        if self.kind == "attribute":
+            self.last = mean
+        elif self.kind == "entry":
+            self.notes["last"] = mean
+        else:
+            self.queue.append(mean)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.a(x))
+        self.note(h)
+        z = torch.relu(self.b(h))
+        self.note(z)
+        return {"logits": self.c(z)}
+
+
+@pytest.mark.parametrize("kind", ["attribute", "entry", "queue"])
+@pytest.mark.parametrize("at", ["a", "b"])
+def test_what_another_party_holds_of_a_cut_model_is_no_obstacle(kind: str, at: str) -> None:
+    assert resumes(lambda: vanilla(Noting(kind), at, example=ROWS[:8]))
