@@ -49,11 +49,13 @@ from splitfed.core.example_pass import pass_example
 from splitfed.core.model_checks import naming_what_is_left
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.outcome_differences import TRACE, UNREPEATED, Difference, check_same
+from splitfed.core.payload import copy_modules
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Original, Segment, Topology, frozen_modules
 from splitfed.core.uncut_runs import RecordedUncut, UncutRun, UncutRuns
 from splitfed.core.unread_state import refuse_unread
+from splitfed.core.unsaved_state import UNKEPT, NotKept, check_comes_back, state_digests, unsaved_state
 from splitfed.core.weight_sharing import copy_sharing, is_large, weight_sums
 
 STAGES: tuple[Stage, ...] = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
@@ -65,10 +67,6 @@ EXAMPLES = max(rows for _, rows in STAGES)
 _STATE = (
     "each party has only a part of the model, so that Python values cannot steer it: keep what must change in a buffer "
     "that is changed in place, and nothing else"
-)
-_UNKEPT = (
-    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and "
-    "sets of these"
 )
 
 
@@ -219,14 +217,9 @@ def _compare(
             changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone)
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
-        unkept = snapshot.unkept_changes() if changes else []
-        if unkept and original.cuts:
-            # Hooks change in the backward pass what one party alone has.
-            going_on = _going_on(snapshot, partial(Uncut, original, in_training), batches)
-            unkept = _of_the_same(unkept, going_on)
-        if unkept:
+        if changes and (unkept := _find_unkept(snapshot, partial(Uncut, original, in_training), batches, original)):
             what = "a backward pass" if original.cuts else "forward"
-            raise Difference(f"{what} changes the {unkept[0]}, which a checkpoint cannot hold", _UNKEPT)
+            raise Difference(f"{what} changes the {unkept}, which a checkpoint cannot hold", UNKEPT)
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and changed is None:
@@ -330,6 +323,28 @@ def _going_on(snapshot: ModelSnapshot, make: Callable[[], Side], batches: Batche
     _all_stages(make(), batches)
     going_on = warm.changes()
     return _of_the_same(changed, going_on) or going_on
+
+
+def _find_unkept(snapshot: ModelSnapshot, make: Callable[[], Side], batches: Batches, original: Original) -> str | None:
+    """Return what no checkpoint of a party would hold of what the uncut model changes since `snapshot`."""
+    shared, model = snapshot.shared_changes(), snapshot.model
+    if shared and original.cuts:
+        # Hooks change in the backward pass what one party alone has.
+        shared = _of_the_same(shared, _going_on(snapshot, make, batches))
+    snapshot.restore()
+    fresh = None if original.cuts else copy_modules({"": model})[""]
+    if fresh is None:
+        # What the first batches have filled is a cache, which each party has filled when it begins.
+        _all_stages(make(), batches)
+    first = state_digests(model)
+    _all_stages(make(), batches)
+    try:
+        saved = unsaved_state(model, first)
+        if saved and fresh is not None:
+            check_comes_back(model, {"": saved}, fresh)
+    except NotKept as error:
+        return error.name
+    return shared[0] if shared else None
 
 
 def _of_the_same(changes: Sequence[str], others: Sequence[str]) -> list[str]:

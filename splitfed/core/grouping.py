@@ -35,3 +35,15 @@ def nest(items: Iterable[tuple[K, L, V]]) -> dict[K, dict[L, V]]:
     for outer, inner, value in items:
         nested.setdefault(outer, {})[inner] = value
     return nested
+
+
+def overlapping(spans: Iterable[tuple[int, int, K]]) -> list[list[K]]:
+    """Return the keys of spans (start, end, key) that overlap, by groups of two or more, as they come."""
+    groups: list[list[tuple[int, K]]] = []
+    reached = 0
+    for number, (start, end, key) in sorted(enumerate(spans), key=lambda one: one[1][:2]):
+        if not groups or start >= reached:
+            groups.append([])
+        groups[-1].append((number, key))
+        reached = max(reached, end)
+    return [[key for _, key in sorted(group, key=lambda one: one[0])] for group in groups if len(group) > 1]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from splitfed.core.plain_values import same, same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
 from splitfed.core.reachable_names import describe_changes, name_changes
-from splitfed.core.unsaved_state import cannot_be_kept, saved_tensors
+from splitfed.core.unsaved_state import saved_tensors
 
 
 class _Kept(NamedTuple):
@@ -64,10 +64,10 @@ class ModelSnapshot:
         found = [change for change in self._shared_differences(now) if not _is_new_tensor(change, now)]
         return list(describe_changes(found, self.records, now))
 
-    def unkept_changes(self) -> list[str]:
-        """Return the changes that a checkpoint of a party cannot hold, as `changes` tells them."""
+    def shared_changes(self) -> list[str]:
+        """Return the changes in what all copies of the model share, as `changes` tells them."""
         now = self.reach()
-        found = [change for change in self._shared_differences(now) if cannot_be_kept(change, now)]
+        found = [change for change in self._shared_differences(now) if change.shared]
         return list(describe_changes(found, self.records, now))
 
     def changed_constant(self) -> str | None:

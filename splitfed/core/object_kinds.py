@@ -34,6 +34,8 @@ from splitfed.core.plain_values import (
     Key,
     all_plain,
     attributes_of,
+    base_of,
+    entries_of,
     is_leaf,
     refill,
     same,
@@ -41,7 +43,7 @@ from splitfed.core.plain_values import (
     set_attributes,
     slots_of,
 )
-from splitfed.core.unchanging import UNCHANGING, hides_state, is_closed
+from splitfed.core.unchanging import UNCHANGING, VALUES, Opaque, hides_state, is_closed
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
 OWN: Mapping[str, Any] = vars(nn.Module())
@@ -168,6 +170,14 @@ class ModuleKind(AnyKind):
         set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
 
 
+class ValueKind(ObjectKind):
+    """An immutable value of a class of the user's, such as one that is a float, with attributes."""
+
+    def data(self, value: Any) -> Any:
+        """Return the value."""
+        return Opaque(value)
+
+
 class SequenceKind(ObjectKind):
     """A list or deque."""
 
@@ -187,7 +197,7 @@ class SequenceKind(ObjectKind):
         """Replace all items where one is another."""
         items = [one for key, one in held.items() if key.role == "item"] if data is None else data
         if len(items) != len(value) or any(one is not now for one, now in zip(items, value, strict=True)):
-            base: Any = deque if isinstance(value, deque) else list
+            base = base_of(value, deque, list)
             base.clear(value)
             base.extend(value, items)
         super().put_back(value, held, data)
@@ -201,10 +211,13 @@ class TupleKind(ObjectKind):
 
     def held(self, value: Any) -> Held:
         """Return its items by number."""
-        return {Key("item", number): one for number, one in enumerate(tuple.__iter__(value))}
+        items = {Key("item", number): one for number, one in enumerate(tuple.__iter__(value))}
+        return items if type(value) is tuple else {**items, **super().held(value)}
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Do nothing."""
+        """Put back the attributes of one of another class."""
+        if type(value) is not tuple:
+            super().put_back(value, held, data)
 
 
 class TableKind(ObjectKind):
@@ -215,14 +228,13 @@ class TableKind(ObjectKind):
 
     def data(self, value: Any) -> Any:
         """Return a copy of one that holds plain values alone."""
-        # `dict(value)` asks a subclass for its values, which may make new ones.
-        return dict(dict.items(value)) if all_plain(dict.values(value)) and all_plain(dict.keys(value)) else None
+        return dict(entries_of(value)) if all_plain(dict.values(value)) and all_plain(dict.keys(value)) else None
 
     def held(self, value: Any) -> Held:
         """Return its values by key."""
         if self.data(value) is not None:
             return super().held(value)
-        named = {Key("item", k if is_leaf(k) else Identity(k)): one for k, one in dict.items(value)}
+        named = {Key("item", k if is_leaf(k) else Identity(k)): one for k, one in entries_of(value)}
         return {**named, **super().held(value)}
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
@@ -247,17 +259,19 @@ class SetKind(ObjectKind):
 
     def held(self, value: Any) -> Held:
         """Return its members."""
-        return {} if all_plain(value) else {Key("item", one if is_leaf(one) else Identity(one)): one for one in value}
+        named = {} if all_plain(value) else {Key("item", o if is_leaf(o) else Identity(o)): o for o in value}
+        return {**named, **super().held(value)}
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Replace all members where one is another."""
-        members = set(held.values()) if data is None else data
-        if isinstance(value, set) and value != members:
+        members = [one for key, one in held.items() if key.role == "item"] if data is None else data
+        if isinstance(value, set) and value != set(members):
             set.clear(value)
             set.update(value, members)
+        super().put_back(value, held, data)
 
 
-class DataKind(AnyKind):
+class DataKind(ObjectKind):
     """An array or a generator of random numbers: `read` returns a copy of its state, and `write` puts that back."""
 
     def __init__(self, name: str, read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> None:
@@ -269,18 +283,19 @@ class DataKind(AnyKind):
         return self._read(value)
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Write its state back."""
+        """Write its state back, and its attributes."""
         self._write(value, data)
+        super().put_back(value, held, data)
 
 
 def _read_array(value: Any) -> Any:
     """Return a copy of the numbers of an array; one that cannot be written to is its own copy."""
-    return value.copy() if value.flags.writeable else value
+    return np.array(value) if value.flags.writeable else value
 
 
 def _write_array(value: Any, numbers: Any) -> None:
-    if numbers is not value and not same(value, numbers):
-        np.copyto(value, numbers)
+    if numbers is not value and not same(value.view(np.ndarray), numbers):
+        np.copyto(value.view(np.ndarray), numbers)
 
 
 def _write_bits(value: np.random.Generator, state: Any) -> None:
@@ -395,7 +410,7 @@ class LinkKind(AnyKind):
             value.cache_clear()
 
 
-_OBJECT = ObjectKind()
+_OBJECT, _VALUE = ObjectKind(), ValueKind()
 TENSOR = TensorKind()
 _VIEWS: tuple[type, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _COMPILED: tuple[type, ...] = (type(len), type("".__str__))
@@ -452,7 +467,9 @@ def _find_kind(type_: type) -> AnyKind | None:
     if hasattr(type_, "__wrapped__") or type_.__name__ in ("_lru_cache_wrapper", "cached_property"):
         return LinkKind()
     hidden = hides_state(type_) and not issubclass(type_, UNCHANGING)
-    return _OBJECT if (type_.__dictoffset__ or slots_of(type_)) and not hidden else None
+    if hidden or not (type_.__dictoffset__ or slots_of(type_)):
+        return None
+    return _VALUE if issubclass(type_, VALUES) else _OBJECT
 
 
 def _copy_iterator(iterator: Any) -> Any:

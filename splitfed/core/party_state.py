@@ -25,7 +25,7 @@ from splitfed.core.random import derive, wide_generator
 from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.state_encoding import check_state
 from splitfed.core.topology import Head, weights
-from splitfed.core.unsaved_state import first_state, load_unsaved_state, unsaved_state
+from splitfed.core.unsaved_state import check_comes_back, first_state, load_unsaved_state, module_of, unsaved_state
 from splitfed.core.usage_counts import SCORED, RowOrigins, UsageCounts, labels_of_head
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class PartyState:
         self.modules = copies({d.segment: modules[d.segment] for d in segment_plans})
         # A party that is never saved needs none of it.
         self._first = {d.segment: first_state(modules[d.segment]) for d in segment_plans} if saved else {}
+        self._copies = copies
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self.frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():
@@ -332,7 +333,13 @@ class PartyState:
                 found[name] = unsaved_state(module, self._first[name])
             except InvalidInput as error:
                 raise InvalidInput(f"segment {name!r}: {error}") from None
-        return {name: state for name, state in found.items() if state}
+        if found := {name: state for name, state in found.items() if state}:
+            # Together, as segments of one party may share state; a party holds no module that others have.
+            held, fresh = nn.Module(), nn.Module()
+            held._modules.update(self.modules)
+            fresh._modules.update(self._copies({name: module_of(first) for name, first in self._first.items()}))
+            check_comes_back(held, found, fresh)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: tensors and plain values only, safe to load without unpickling code.

@@ -6,13 +6,12 @@ What a message may carry is in `splitfed.core.messages`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.grouping import group_pairs
+from splitfed.core.grouping import group_pairs, overlapping
 from splitfed.core.module_copies import copy_computed, deep_copy
 
 _LINE = 64
@@ -96,7 +95,8 @@ def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     )
     for sharing in tensors_of_storage.values():
         nbytes = sum(t.nbytes for t in sharing)
-        if nbytes != sharing[0].untyped_storage().nbytes() and not _overlap(sharing):
+        # Two that share a number are one on purpose.
+        if nbytes != sharing[0].untyped_storage().nbytes() and not overlapping(_spans(sharing)):
             for tensor in sharing:
                 tensor.data = tensor.detach().clone()
     return copies
@@ -107,13 +107,16 @@ def _tensors(module: nn.Module) -> Iterable[Tensor]:
         yield from (t for t in group.values() if isinstance(t, Tensor))
 
 
-def _overlap(tensors: list[Tensor]) -> bool:
-    """Return whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
-    spans = sorted(
-        (t.storage_offset() * t.element_size(), Layout(t.stride(), 0).reach(t.shape) * t.element_size())
-        for t in tensors
-    )
-    return any(start + length > after for (start, length), (after, _) in pairwise(spans))
+def _spans(tensors: Iterable[Tensor]) -> Iterable[tuple[int, int, int]]:
+    return [(*span, number) for number, one in enumerate(tensors) if (span := memory_span(one)) is not None]
+
+
+def memory_span(tensor: Tensor) -> tuple[int, int] | None:
+    """Return between which addresses the numbers of a dense `tensor` lie; None for another, and for one without any."""
+    if not storage_of(tensor) or not tensor.numel():
+        return None
+    start = tensor.data_ptr()
+    return start, start + Layout(tensor.stride(), 0).reach(tensor.shape) * tensor.element_size()
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -70,7 +70,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return same_tensors(one, other)
     try:
-        return bool(one == other) or repr(one) == repr(other)
+        if bool(one == other) and not (isinstance(one, dict) and list(one) != list(other)):
+            return True
+        return repr(one) == repr(other)
     except (TypeError, ValueError, RuntimeError):
         return False
 
@@ -146,14 +148,30 @@ def slots_of(type_: type) -> list[str]:
     return found
 
 
+def base_of(value: Any, *bases: type) -> Any:
+    """Return the first of `bases` that `value` is an object of; its methods run no code of a class of the user's."""
+    return next(base for base in bases if isinstance(value, base))
+
+
+def entries_of(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return keys and values of `table` in its order, without asking a class of the user's, which may make new ones."""
+    return list(base_of(table, OrderedDict, dict).items(table))
+
+
+def members_of(members: Iterable[Any]) -> list[Any]:
+    """Return the members of a set of numbers in its order; of another, which each process has in another, sorted."""
+    found = list(members)
+    return found if all(type(one) in (bool, int, float, complex) for one in found) else sorted(found, key=repr)
+
+
 def refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
     """Let `table` hold `wanted` in its order, without a write where it does."""
-    now = list(dict.items(table))
+    now = entries_of(table)
     if len(now) == len(wanted) and all(
         k == name and one is value for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
     ):
         return
-    base: Any = OrderedDict if isinstance(table, OrderedDict) else dict
+    base = base_of(table, OrderedDict, dict)
     base.clear(table)
     for name, value in wanted.items():
         base.__setitem__(table, name, value)

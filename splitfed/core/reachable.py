@@ -36,7 +36,7 @@ from splitfed.core.code_kinds import (
 )
 from splitfed.core.object_kinds import AnyKind, kind_of
 from splitfed.core.plain_values import LEAVES, Key, is_leaf, same
-from splitfed.core.unchanging import VALUES
+from splitfed.core.unchanging import Opaque
 
 _CALLED = frozenset({"forward", "train", "eval"})
 _MAKERS = "__init__ __new__ __repr__ __str__ __init_subclass__ __class_getitem__ __del__"
@@ -88,24 +88,6 @@ class Record:
 
 
 Records = dict[Location, Record]
-
-
-class Opaque(NamedTuple):
-    """Stands for an object that is not looked into: an immutable value, or one of which the class alone is known."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Opaque) or type(self.value) is not type(other.value):
-            return False
-        return not isinstance(self.value, VALUES) or same(self.value, other.value)
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
-
-    def __repr__(self) -> str:
-        """Tell an immutable value, and of others nothing; two that are the same are told alike."""
-        return repr(self.value) if isinstance(self.value, VALUES) else "..."
 
 
 def reach(model: nn.Module, root: Location, code: bool = True) -> Records:

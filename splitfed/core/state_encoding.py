@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import overlapping
+from splitfed.core.payload import Layout, layout_of, memory_span
+from splitfed.core.plain_values import members_of
 
 TAG = "$"
 DEPTH = 100
@@ -43,14 +45,13 @@ def _bounds(value: Any) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
 
 
-# Sets are written in an order that does not depend on the process.
 _LISTS: _Ways = {
     list: (list, list),
     deque: (list, deque),
     tuple: (list, tuple),
     torch.Size: (list, torch.Size),
-    set: (partial(sorted, key=repr), set),
-    frozenset: (partial(sorted, key=repr), frozenset),
+    set: (members_of, set),
+    frozenset: (members_of, frozenset),
     range: (_bounds, lambda parts: range(*parts)),
     slice: (_bounds, lambda parts: slice(*parts)),
     complex: (lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
@@ -71,7 +72,8 @@ def encode(state: object, where: str) -> tuple[Any, list[Tensor]]:
     Raises `InvalidInput`, with its place in `where`, for a value that a checkpoint cannot hold.
     """
     encoding = _Encoding()
-    return encoding.value(state, where, 0), [encoding.stored(tensor) for tensor in encoding.tensors]
+    tree = encoding.value(state, where, 0)
+    return tree, encoding.stored()
 
 
 def check_state(state: object, where: str) -> None:
@@ -99,13 +101,22 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         raise ValueError(f"it holds no state: {type(error).__name__}") from error
 
 
+def lay_out(array: Any, strides: Sequence[int]) -> Any:
+    """Return a copy of `array` with these strides, in bytes, and zeros in the gaps."""
+    reaches = [(size - 1) * stride for size, stride in zip(array.shape, strides, strict=True)]
+    memory = np.zeros(array.itemsize + sum(map(abs, reaches)), np.uint8)
+    start = -sum(min(reach, 0) for reach in reaches)
+    placed: Any = np.ndarray(array.shape, array.dtype, memory.data, start, strides) if array.size else array.copy()
+    placed[...] = array
+    return placed
+
+
 class _Encoding:
-    """The tensors met so far; one that is met again is the same one when it is read."""
+    """The tensors met so far, and how each is told; one that is met again is the same one when it is read."""
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self._numbers: dict[int, int] = {}
-        self._storages: set[int] = set()
+        self._tensors: list[Tensor] = []
+        self._told: dict[int, dict[str, Any]] = {}
 
     def value(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
@@ -119,7 +130,7 @@ class _Encoding:
         if isinstance(value, Tensor):
             return self._tensor(value, where)
         if isinstance(value, (np.ndarray, np.generic)):
-            return self._array(np.asarray(value), where, isinstance(value, np.generic))
+            return self._array(value, where)
         if kind in (bytes, bytearray):
             return {TAG: kind.__name__, "value": self._bytes(value)}
         if kind in _TABLES.values():
@@ -155,41 +166,75 @@ class _Encoding:
             )
         if tensor.is_quantized:
             raise InvalidInput(f"{where} is a quantized tensor, which a checkpoint cannot hold; keep its int_repr()")
-        number = self._numbers.setdefault(id(tensor), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(tensor)
-        found: dict[str, Any] = {TAG: "tensor", "value": number}
-        if (order := _order(tensor)) != sorted(order):
-            found["order"] = order
-        if tensor.dtype not in _STORED:
-            found |= {"dtype": str(tensor.dtype), "shape": [tensor.shape[i] for i in order]}
-        if tensor.device.type != "cpu":
-            found["device"] = str(tensor.device)
-        if type(tensor) is nn.Parameter:
-            found["parameter"] = tensor.requires_grad
-        return found
+        if id(tensor) not in self._told:
+            found: dict[str, Any] = {TAG: "tensor", "value": len(self._tensors)}
+            self._told[id(tensor)] = found
+            self._tensors.append(tensor)
+            plain = list(range(tensor.dim()))
+            if (layout := layout_of(tensor)) is not None:
+                found |= {"strides": list(layout.strides), "lead": layout.lead}
+            elif (order := _order(tensor)) != plain:
+                found["order"] = order
+            if layout is not None or tensor.dtype not in _STORED:
+                found["shape"] = [tensor.shape[i] for i in found.get("order", plain)]
+            if tensor.dtype not in _STORED:
+                found["dtype"] = str(tensor.dtype)
+            if tensor.device.type != "cpu":
+                found["device"] = str(tensor.device)
+            if type(tensor) is nn.Parameter:
+                found["parameter"] = tensor.requires_grad
+            elif tensor.is_leaf and tensor.requires_grad:
+                found["learns"] = True
+        return self._told[id(tensor)]
 
-    def _array(self, array: np.ndarray[Any, Any], where: str, scalar: bool) -> dict[str, Any]:
-        if array.dtype.hasobject or array.dtype.names is not None:
-            raise InvalidInput(f"{where} is an array of {array.dtype}, which a checkpoint cannot hold; keep numbers")
-        told = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
+    def _array(self, value: Any, where: str) -> dict[str, Any]:
+        array, scalar = np.asarray(value), isinstance(value, np.generic)
+        dtype = array.dtype
+        if dtype.hasobject or dtype.names is not None or type(array[()] if scalar else array) is not type(value):
+            what = "an array" if type(value) is np.ndarray else f"of type {type(value).__qualname__},"
+            raise InvalidInput(f"{where} is {what} of {dtype}, which a checkpoint cannot hold; keep numbers")
+        told: dict[str, Any] = {"dtype": dtype.str, "shape": list(array.shape), "scalar": scalar}
+        if not array.flags.c_contiguous:
+            told["strides"] = list(array.strides)
         return {TAG: "array", "value": self._bytes(array.tobytes()), **told}
 
     def _bytes(self, raw: bytes | bytearray) -> int:
         taken = bytearray(raw)
-        self.tensors.append(torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8))
-        return len(self.tensors) - 1
+        self._tensors.append(torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8))
+        return len(self._tensors) - 1
 
-    def stored(self, tensor: Tensor) -> Tensor:
-        held = tensor.detach().resolve_conj().resolve_neg().permute(_order(tensor))
-        found = held.to("cpu").contiguous()
-        if tensor.dtype not in _STORED:
-            found = found.reshape(-1).view(torch.uint8)
-        start = found.untyped_storage().data_ptr()
-        if start in self._storages:
-            return found.clone()
-        self._storages.add(start)
-        return found
+    def stored(self) -> list[Tensor]:
+        """Return what is written; of tensors that overlap in memory, all that they span, by the first of them."""
+        told = {found["value"]: found for found in self._told.values()}
+        spans = [(*span, number) for number in told if (span := memory_span(self._tensors[number])) is not None]
+        for group in overlapping(spans):
+            tensors = [self._tensors[number] for number in group]
+            if len({(one.dtype, one.device, one.is_conj(), one.is_neg()) for one in tensors}) > 1:
+                continue
+            start = min(one.storage_offset() for one in tensors)
+            ends = [one.storage_offset() + Layout(one.stride(), 0).reach(one.shape) for one in tensors]
+            memory = tensors[0].detach().as_strided((max(ends) - start,), (1,), start)
+            for number, one in zip(group, tensors, strict=True):
+                place = {"of": group[0], "at": one.storage_offset() - start, "lead": Layout.of(memory).lead}
+                told[number].pop("order", None)
+                told[number] |= {"shape": list(one.shape), "strides": list(one.stride()), **place}
+                self._tensors[number] = torch.empty(0)
+            self._tensors[group[0]] = memory
+        storages: set[int] = set()
+        return [_dense(one, told.get(n, {}).get("order"), storages) for n, one in enumerate(self._tensors)]
+
+
+def _dense(tensor: Tensor, order: list[int] | None, storages: set[int]) -> Tensor:
+    """Return the numbers of `tensor`, its dimensions in `order`, in a storage that is not among `storages`."""
+    held = tensor.detach().resolve_conj().resolve_neg()
+    found = (held if order is None else held.permute(order)).to("cpu").contiguous()
+    if tensor.dtype not in _STORED:
+        found = found.reshape(-1).view(torch.uint8)
+    start = found.untyped_storage().data_ptr()
+    if start in storages:
+        return found.clone()
+    storages.add(start)
+    return found
 
 
 def _order(tensor: Tensor) -> list[int]:
@@ -207,6 +252,7 @@ class _Decoding:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._made: dict[int, Tensor] = {}
+        self._memory: dict[int, Tensor] = {}
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -232,22 +278,34 @@ class _Decoding:
 
     def _tensor(self, tree: Mapping[str, Any]) -> Tensor:
         number = tree["value"]
-        if number in self._made:
-            return self._made[number]
-        found = self._tensors[str(number)]
+        if number not in self._made:
+            found = self._numbers(tree)
+            if "parameter" in tree:
+                found = nn.Parameter(found, tree["parameter"])
+            self._made[number] = found.requires_grad_() if "learns" in tree else found
+        return self._made[number]
+
+    def _numbers(self, tree: Mapping[str, Any]) -> Tensor:
+        number = tree.get("of", tree["value"])
+        found = self._tensors[str(number)].to(torch.device(tree.get("device", "cpu")))
         if "dtype" in tree:
-            found = found.view(_NAMED[tree["dtype"]]).reshape(tree["shape"])
+            found = found.view(_NAMED[tree["dtype"]])
+        if "of" in tree:
+            if number not in self._memory:
+                self._memory[number] = Layout((1,), tree["lead"]).lay_out(found)
+            return self._memory[number].as_strided(tree["shape"], tree["strides"], tree["lead"] + tree["at"])
+        if "shape" in tree:
+            found = found.reshape(tree["shape"])
+        if "strides" in tree:
+            return Layout(tuple(tree["strides"]), tree["lead"]).lay_out(found)
         if "order" in tree:
-            back = sorted(range(len(tree["order"])), key=tree["order"].__getitem__)
-            found = found.permute(back)
-        if "device" in tree:
-            found = found.to(torch.device(tree["device"]))
-        if "parameter" in tree:
-            found = nn.Parameter(found, tree["parameter"])
-        return self._made.setdefault(number, found)
+            found = found.permute(sorted(range(len(tree["order"])), key=tree["order"].__getitem__))
+        return found
 
     def _array(self, tree: Mapping[str, Any]) -> Any:
         found = np.frombuffer(self._bytes(tree), np.dtype(tree["dtype"])).reshape(tree["shape"]).copy()
+        if "strides" in tree:
+            return lay_out(found, tree["strides"])
         return found[()] if tree["scalar"] else found
 
     def _bytes(self, tree: Mapping[str, Any]) -> bytes:

@@ -17,12 +17,12 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from splitfed.core.plain_values import LEAVES, slots_of
+from splitfed.core.plain_values import LEAVES, base_of, same, slots_of
 
 _NUMBERS = (int, float, complex, str, bytes, Enum, PurePath, Decimal, Fraction, np.generic, np.dtype, np.ufunc)
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
@@ -49,6 +49,24 @@ _TOOLS = ("logging", "torch.fx", "torch._", "torch.jit", "torch.utils", "splitfe
 _COMPILED = ("pybind11_", "PyCapsule")
 """How types begin by which compiled functions refer to their code."""
 _CLOSED = ("_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
+
+
+class Opaque(NamedTuple):
+    """Stands for an object that is not looked into: an immutable value, or one of which the class alone is known."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Opaque) or type(self.value) is not type(other.value):
+            return False
+        return not isinstance(self.value, VALUES) or same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        """Tell an immutable value, and of others nothing; two that are the same are told alike."""
+        return str(base_of(self.value, *VALUES).__repr__(self.value)) if isinstance(self.value, VALUES) else "..."
 
 
 def is_closed(module: str) -> bool:

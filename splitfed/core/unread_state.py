@@ -16,9 +16,9 @@ from torch import nn
 from splitfed.core.code_kinds import installed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind, IteratorKind, TupleKind
-from splitfed.core.reachable import Location, Opaque, Records, bare_globals, is_named, names_asked
+from splitfed.core.reachable import Location, Records, bare_globals, is_named, names_asked
 from splitfed.core.reachable_names import describe_place
-from splitfed.core.unchanging import is_unchanging
+from splitfed.core.unchanging import Opaque, is_unchanging
 
 _BY_ANY_NAME = frozenset(("getattr", "vars", "__dict__"))
 

@@ -74,9 +74,9 @@ def test_what_replaces_an_immutable_value_is_refused_before_training(name: str, 
         vanilla(Scaled(name), "a", example=x) if by_example else vanilla(Scaled(name), "a")
 
 
-@pytest.mark.parametrize("name", thin([name for name in CHANGES if name != "fraction"], 3))
+@pytest.mark.parametrize("name", thin(CHANGES, 3))
 def test_a_segment_made_by_hand_is_refused_before_its_state_is_lost(name: str, tmp_path: Path) -> None:
-    """Where no rehearsal tells, the first checkpoint does; a fraction is kept, by its slots."""
+    """Where no rehearsal tells, the first checkpoint does."""
     topology = sf.topologies.custom(
         [
             {"name": "bottom", "role": "client", "module": Scaled(name), "inputs": ["x"]},
