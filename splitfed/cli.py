@@ -90,9 +90,30 @@ def _check_before_imports(options: Options) -> None:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
     if options.command not in ("run", "plan"):
         return
+    from splitfed.study.config.mistakes import InvalidStudy
     from splitfed.study.config.table_check import check_file
 
-    check_file(Path(options.study))
+    path, early = Path(options.study), None
+    try:
+        check_file(path)
+    except InvalidStudy as error:
+        # Told at once; what is wrong with values, which takes longer to find, is told after it.
+        print_error(str(error))
+        early = error
+    _import_checks()
+    if early is not None:
+        from splitfed.study.run.checked_study import mistakes_in_values, read_study_file
+
+        with others_print_aside():
+            raw, base, code = read_study_file(path, trust=options.trust)
+            more = mistakes_in_values(raw, path.name, base, code, early)
+        if more:
+            print_error("\n".join(more))
+        raise SystemExit(2)
+
+
+def _import_checks() -> None:
+    """Import what all checks of a study need."""
     if "torch" in sys.modules or not gc.isenabled():
         return
     # None of torch's many objects ends, but the collector would look through them again and again.

@@ -14,16 +14,14 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
-
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+from typing import Any
 
 import splitfed
 from splitfed import cli_options
 from splitfed.core.lazy_package import LazyPackage
 from splitfed.registry import TABLES, load
 from splitfed.study.config.schema import StudyConfig
+from splitfed.study.config.values import EXTRA, parameters_of, tables_in
 
 FILE = Path(__file__).parent / "api.txt"
 PLAIN = (bool, int, float, str, type(None))
@@ -141,20 +139,14 @@ def commands() -> Iterator[str]:
                 yield f"{' '.join(filter(None, ('splitfed', name, said)))}{needs}"
 
 
-def keys(table: type[BaseModel] = StudyConfig, path: str = "") -> Iterator[str]:
+def keys(table: type[Any] = StudyConfig, path: str = "") -> Iterator[str]:
     """Yield the keys of a study, those of its tables below them."""
-    for name, field in table.model_fields.items():
-        said = field.alias or name
-        value = "" if field.default in (PydanticUndefined, ...) else f" = {default(field.default)}"
-        yield f"study key {path}{said}{value if not field.is_required() else ' (required)'}"
-        for inner in _tables(field.annotation):
-            yield from keys(inner, f"{path}{said}.")
-
-
-def _tables(annotation: Any) -> list[type[BaseModel]]:
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for one in get_args(annotation) for found in _tables(one)]
+    for name, one in parameters_of(table).items():
+        if name == EXTRA:
+            continue
+        yield f"study key {path}{name}{' (required)' if one.required else f' = {default(one.default)}'}"
+        if (inner := tables_in(one.hint)) is not None:
+            yield from keys(inner[1], f"{path}{name}.")
 
 
 def text() -> str:

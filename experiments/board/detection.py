@@ -22,7 +22,7 @@ from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.detectors.base import Detector
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
-from splitfed.study.config.algorithm_tables import expand_algorithm
+from splitfed.study.config.algorithm_tables import read_algorithm
 from splitfed.study.config.grid import expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
@@ -73,12 +73,10 @@ def read_detection(path: Path) -> DetectionStudy:
     raw = schema.read_toml(path)
     tables, mistakes = raw.pop("detector"), Mistakes(path.name)
     reader = StudyReader(mistakes, NameResolver(refusal="import paths are not followed here"))
-    detectors = []
-    for number, table in enumerate(tables):
-        name, rest = reader.take_name(f"detector[{number}]", table)
-        if name is not None:
-            detectors += expand_algorithm(reader, f"detector[{number}]", "detectors", name, rest, grid=False)[1]
+    given = enumerate(tables)
+    read = [read_algorithm(reader, f"detector[{number}]", "detectors", one, lists="") for number, one in given]
     mistakes.stop()
+    detectors = [one for one in read if one is not None]
     grid = expand(schema.parse_study(raw, path.name), path.name, path.parent)
     if not any(cell.training_attack for cell in grid.cells):
         raise InvalidInput(f"{path.name}: no attack of it is in a training; expected an active one, such as fsha")

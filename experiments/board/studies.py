@@ -19,11 +19,12 @@ from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
-from splitfed.study.config.algorithm_tables import parse_attack
+from splitfed.study.config.algorithm_tables import read_attack
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.run_spec import DefenseSetting, RunSpec, format_value
+from splitfed.study.config.values import read_table
 from splitfed.threats.attack_requests import threat_model_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ class BoardRun:
     @property
     def place(self) -> str:
         """Its topology and cut, for people: `vanilla, cut pool1`."""
-        builder = self.cell.topology.builder
+        builder = self.cell.topology.part
         cuts = [format_value(value) for key, value in builder.label_values.items() if key in schema.CUT_KEYS]
         return ", cut ".join([builder.name, *cuts])
 
@@ -174,7 +175,8 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
     name, given = table["name"], {key: table.get(key) for key in sorted(ASKED - {"name"})}
     mistakes = Mistakes(source)
     reader = StudyReader(mistakes, NameResolver(refusal="import paths are not followed here"))
-    setting = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))
+    asked = read_table(mistakes, f"attack {name}", schema.AttackTable, table)
+    setting = None if asked is None else read_attack(reader, f"attack {name}", asked)
     mistakes.stop()
     assert setting is not None
     if setting.lives != "outside":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from splitfed.core.argument_kinds import guard_constructor
-from splitfed.core.errors import InvalidInput, check_names, check_number
+from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 from splitfed.core.random import generator
 
 
@@ -47,7 +48,7 @@ class Speeds:
     named: Mapping[str, Machine] = field(default_factory=dict)
     stragglers: Mapping[str, float] = field(default_factory=dict)
     spread: float = 0.0
-    seed: int = 0
+    seed: int = field(default=0, metadata={"check": partial(check_count, "seed", high=math.inf)})
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for factors that are not positive, and for a spread below 0 or above 10."""

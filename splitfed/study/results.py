@@ -233,6 +233,13 @@ class RunResult:
     folder: Annotated[Path | None, Field(exclude=True)] = None
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What was trained and how, for people: what runs that differ in their seed alone have in common."""
+        layers = {"schedule": self.schedule, "method": self.method, COMPUTATION: self.computation}
+        ends = {"defense": self.defense.label, "training_attack": self.training_attack or ""}
+        return {"topology": self.topology.label, **layers, **ends}
+
+    @property
     def place(self) -> Path:
         """The run's folder; raises `LookupError` for a result that was not read from one."""
         if self.folder is None:

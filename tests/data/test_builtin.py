@@ -17,7 +17,7 @@ from splitfed import registry
 from splitfed.core.errors import InvalidInput
 from splitfed.data import breast_cancer, digits, mnist5k
 from splitfed.data.sources.breast_cancer import UNITS
-from splitfed.study.config.schema import DataTable
+from splitfed.study.config.schema import keys_of
 from tests.examples import import_from_contributing
 
 
@@ -112,5 +112,5 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
 @pytest.mark.parametrize("name", registry.TABLES["data"])
 def test_no_parameter_is_hidden_by_a_key_of_the_data_table(name: str) -> None:
     """A study hands on the keys of `[data]` that are not its own."""
-    hidden = set(signature(registry.load("data", name)).parameters) & set(DataTable.model_fields)
+    hidden = set(signature(registry.load("data", name)).parameters) & set(keys_of("data"))
     assert not hidden, f"{name} has parameters {sorted(hidden)}, which are keys of [data]: no study can give them"

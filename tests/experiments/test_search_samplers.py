@@ -10,6 +10,8 @@ import pytest
 from experiments.papers import search_samplers
 from experiments.papers.search_samplers import ARMS, GENETIC, GRID, PLAIN, TPE, hypervolume, measure, show, study
 from experiments.papers.search_volume import front, volume
+from splitfed.models.import_paths import NameResolver
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.search_space import SearchChoice, SearchRange, count_points, dimensions, read_space
 
@@ -41,7 +43,7 @@ def test_a_hypervolume_is_a_share_of_the_box_and_the_test_rows_judge_the_front_o
 
 
 def test_every_sampler_has_the_same_space_and_the_grids_have_forty_points_in_it() -> None:
-    spaces = {arm.label: read_space(Mistakes("study"), study(arm, 0)) for arm in ARMS}
+    spaces = {arm.label: read_space(StudyReader(Mistakes("study"), NameResolver()), study(arm, 0)) for arm in ARMS}
     ranges = {name: one for name, (one, _) in dimensions(spaces[GENETIC.label]).items()}
     assert all(dimensions(space).keys() == ranges.keys() for space in spaces.values())
     for arm in (arm for arm in ARMS if arm.table["sampler"] == "grid"):

@@ -43,7 +43,7 @@ def called(*callbacks: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    (called({"patience": 1}), r"callback\[0\]\.name: is missing; add name = "),
+    (called({"patience": 1}), r"callback\[0\]\.name: is missing; expected text"),
     (
         called({"name": "early_stoping"}),
         r"callback\[0\]\.name: unknown callback 'early_stoping'; did you mean 'early_stopping'",
@@ -52,7 +52,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         called({**STOP, "patients": 3}),
         r"callback\[0\]\.patients: unknown key 'patients'; did you mean 'patience'",
     ),
-    (called({**STOP, "patience": 0}), r"callback\[0\]: patience=0 is not allowed; expected a whole number of at "),
+    (
+        called({**STOP, "patience": 0}),
+        r"callback\[0\]\.patience: patience=0 is not allowed; expected a whole number of at ",
+    ),
     (called({**STOP, "patience": [1, 2]}), r"callback\[0\]\.patience: \[1, 2\] is not allowed; expected a whole num"),
     (
         called({"name": "csv", "path": "/tmp/x.csv"}),

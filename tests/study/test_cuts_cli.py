@@ -176,8 +176,8 @@ def test_runs_of_a_study_name_the_cuts_that_were_left_to_the_rule() -> None:
     cells = checked(left_to_the_rule(topology=tables)).cells
     # Three settings, told apart, though two are cut after one submodule.
     labels = ["vanilla(cut=auto: relu1)", "vanilla(cut=relu1)", "u_shaped(cuts=auto: relu1+fc2)"]
-    assert [cell.topology.builder.label for cell in cells] == labels
-    assert [cell.topology.cut_choice.partition(":")[0] for cell in cells] == [
+    assert [cell.topology.part.label for cell in cells] == labels
+    assert [cell.cut_choice.partition(":")[0] for cell in cells] == [
         *("auto cut after 'relu1'", "", "auto cut after 'relu1' and 'fc2'")
     ]
     assert [cell.config["topology"][0].get("cut") for cell in cells] == ["relu1", "relu1", None]
@@ -205,7 +205,7 @@ def test_a_study_that_leaves_its_cuts_is_planned_trained_and_resumed(
     assert [again[key] for key in ("history", "topology")] == [first[key] for key in ("history", "topology")]
     # The run by itself names its cut, and nothing is chosen anew.
     cell = load_finished_run(run)[1]
-    assert (cell.topology.builder.parameters, cell.topology.cut_choice) == ({"cut": "relu1"}, "")
+    assert (cell.topology.part.parameters, cell.cut_choice) == ({"cut": "relu1"}, "")
 
 
 def test_a_study_whose_model_has_no_such_place_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

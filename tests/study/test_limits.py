@@ -69,7 +69,7 @@ ONE: dict[str, tuple[Callable[[Path], Path], str]] = {
             folder,
             placed("vertical", bottoms=dict.fromkeys(("left", "right"), WIDE)),
         ),
-        "study.toml: topology[0].bottoms: the lists make 14161 combinations; at most 10000 are allowed",
+        "study.toml: topology[0]: the lists make 14161 combinations; at most 10000 are allowed",
     ),
     "runs": (
         written(study={"name": "s", "seeds": list(range(5000))}),

@@ -50,7 +50,7 @@ def whole(**changes: Any) -> dict[str, Any]:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (whole(method=[]), r"method: \[\] is not allowed; expected "),
-    (whole(method=[{"weight": 1.0}]), r"method\[0\]\.name: is missing; add name = "),
+    (whole(method=[{"weight": 1.0}]), r"method\[0\]\.name: is missing; expected text"),
     (whole(method=[{"name": "fedprot"}]), r"method\[0\]\.name: unknown method 'fedprot'; did you mean 'fedproto'"),
     (whole(method=[{"name": "nome"}]), r"method\[0\]\.name: unknown method 'nome'; did you mean 'none'"),
     (whole(method=[{"name": "none", "weight": 1.0}]), r"method\[0\]\.weight: unknown key 'weight'"),
@@ -122,7 +122,7 @@ def test_methods_are_an_axis_of_the_grid() -> None:
     ]
     assert cells[1].method.label == "fedproto(weight=0.5, distance=l2)"
     assert cells[0].method.label == "none"
-    assert checked(small()).cells[0].method.part is None
+    assert checked(small()).cells[0].method.parts == ()
 
 
 @pytest.mark.parametrize("name", thin(TABLES["methods"], 6))
@@ -296,7 +296,7 @@ def test_optimizers_and_first_weights_are_told_in_plan_results_and_report(
 def test_settings_of_a_study_that_are_none_are_refused() -> None:
     for key, value, text in (
         ("starts", "owned", r"training\.starts: 'owned' is not allowed; expected 'shared' or 'own'"),
-        ("restart_optimizers", "yes", r"training\.restart_optimizers: 'yes' is not allowed; expected a valid boolean"),
+        ("restart_optimizers", "yes", r"training\.restart_optimizers: 'yes' is not allowed; expected true or false"),
     ):
         with pytest.raises(InvalidInput, match=text):
             checked(whole(training={**WHOLE["training"], key: value}))

@@ -47,10 +47,10 @@ def trained(**changes: Any) -> dict[str, Any]:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (split(model=[], topology=[{"name": "vanilla", "cut": "relu1"}]), r"model: is missing; topology\[0\] cuts a model"),
-    (split(model=[SHALLOW, {"hidden": [2]}]), r"model\[1\]\.name: is missing; add name = "),
+    (split(model=[SHALLOW, {"hidden": [2]}]), r"model\[1\]\.name: is missing; expected text"),
     (
         split(model={"hidden": [2]}, topology=[{"name": "vanilla", "cut": "relu1"}]),
-        r"model\.name: is missing; add name = ",
+        r"model\.name: is missing; expected text",
     ),
     (split(model=[SHALLOW, {**DEEP, "name": "mpl"}]), r"model\[1\]\.name: unknown model 'mpl'; did you mean 'mlp'"),
     (split(model=[SHALLOW, {**DEEP, "hiden": [2]}]), r"model\[1\]\.hiden: unknown key 'hiden'; did you mean 'hidden'"),
@@ -169,7 +169,7 @@ def test_some_models_are_cut_where_the_topology_says() -> None:
     study["data"] = {**DATA, "clients": 2}
     study |= PLAIN
     grid = checked(study)
-    assert [cell.topology.builder.label for cell in grid.cells] == ["vanilla(cut=relu1)"]
+    assert [cell.topology.part.label for cell in grid.cells] == ["vanilla(cut=relu1)"]
     assert grid.cells[0].model_label.startswith("mlp(hidden=16) of client 0 + mlp(hidden=20+16) cut=relu2 of client")
     first = build.topologies(grid.cells[0], sf.data.digits())
     assert isinstance(first, tuple)

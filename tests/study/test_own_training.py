@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weights": (changed("data", class_weights=[1, 1, 1, 1]), "data.class_weights: is not allowed beside loss"),
     "metric": (
         changed("data", metric={"label": "errors"}),
-        "data.metric: None is not allowed; expected an import path",
+        "data.metric.name: is missing; expected text",
     ),
     "metric key": (
         changed("data", metric={**METRIC, "hihger_is_better": True}),
@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "metric bounds": (changed("data", metric={**METRIC, "low": 2}), "data.metric: bounds=(2.0, 1.0) is not allowed"),
     "metric switch": (
         changed("data", metric={**METRIC, "higher_is_better": "no"}),
-        "data.metric: higher_is_better='no' is not allowed",
+        "data.metric.higher_is_better: 'no' is not allowed",
     ),
     "wide loss": (changed("data", loss="own_pieces:wide"), "loss wide of classification returned a tensor of shape ("),
     "detached loss": (changed("data", loss="own_pieces:detached"), "does not depend on the outputs"),

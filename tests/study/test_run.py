@@ -24,9 +24,9 @@ from splitfed.core.example_pass import pass_example
 from splitfed.core.tasks import classification
 from splitfed.costs.speeds import Speeds
 from splitfed.models.mlp import mlp
-from splitfed.study.config import training_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
+from splitfed.study.config.values import read_table, table_of
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
@@ -428,21 +428,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schedule": ["blind", "blind"]}, "training.schedule: blind is there 2 times; expected once"),
     ({"schedule": ["blind", "joint"]}, "training.schedule[1]: schedule 'joint' trains one group of parties"),
     ({"schedule": {"name": "splitfed_v1", "quorum": 0}}, "training.schedule.quorum: quorum=0 is not allowed"),
-    ({"speeds": 3}, "training.speeds: 3 is not allowed; expected a table such as {default = {compute = 1e9, "),
+    ({"speeds": 3}, "training.speeds: 3 is not allowed; expected a table with default, named, str"),
     ({"speeds": {"defualt": {}}}, "training.speeds.defualt: unknown key 'defualt'; did you mean 'default'?"),
-    ({"speeds": {"default": 1e9}}, "training.speeds.default: 1000000000.0 is not allowed; expected a table such as"),
+    ({"speeds": {"default": 1e9}}, "training.speeds.default: 1000000000.0 is not allowed; expected a table with com"),
     ({"speeds": {"default": {"cpu": 1}}}, "training.speeds.default.cpu: unknown key 'cpu'"),
     ({"speeds": {"default": {"up": "fast"}}}, "training.speeds.default.up: 'fast' is not allowed; expected a number"),
-    ({"speeds": {"default": {"up": -1}}}, "training.speeds.default: up=-1 is not allowed; expected a number in (0"),
-    ({"speeds": {"named": {"server": {"latency": -1}}}}, "training.speeds.named.server: latency=-1 is not allowed"),
-    ({"speeds": {"named": ["server"]}}, "training.speeds.named: ['server'] is not allowed; expected a table such as"),
+    ({"speeds": {"default": {"up": -1}}}, "training.speeds.default.up: up=-1 is not allowed; expected a number in (0"),
+    (
+        {"speeds": {"named": {"server": {"latency": -1}}}},
+        "training.speeds.named.server.latency: latency=-1 is not allowed",
+    ),
+    ({"speeds": {"named": ["server"]}}, "training.speeds.named: ['server'] is not allowed; expected a table of t"),
     ({"speeds": {"named": {"sever": {}}}}, "training.speeds: unknown party or role with a speed 'sever'; did you me"),
     ({"speeds": {"named": {"fed_server": {}}}}, "training.speeds: unknown party or role with a speed 'fed_server'"),
     ({"speeds": {"stragglers": {"client": 2}}}, "training.speeds: unknown straggler 'client'; did you mean 'client"),
     ({"speeds": {"stragglers": {"client0": 0}}}, "training.speeds: stragglers['client0']=0 is not allowed"),
     ({"speeds": {"stragglers": 4}}, "training.speeds.stragglers: 4 is not allowed; expected a table"),
-    ({"speeds": {"spread": 11}}, "training.speeds: spread=11 is not allowed; expected a number in [0, 10]"),
-    ({"speeds": {"seed": -1}}, "training.speeds: seed=-1 is not allowed; expected a whole number of at least 0"),
+    ({"speeds": {"spread": 11}}, "training.speeds.spread: spread=11 is not allowed; expected a number in [0, 10]"),
+    ({"speeds": {"seed": -1}}, "training.speeds.seed: seed=-1 is not allowed; expected a whole number of at least 0"),
     ({"speeds": {"seed": 0.5}}, "training.speeds.seed: 0.5 is not allowed; expected a whole number"),
 ]
 
@@ -466,7 +469,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, derandomize=True)
 def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
     mistakes = Mistakes("study.toml")
-    written, found = training_table.parse_speeds(mistakes, "training.speeds", speeds)
+    found = read_table(mistakes, "training.speeds", Speeds, speeds)
     if mistakes:
         with pytest.raises(InvalidStudy) as caught:
             mistakes.stop()
@@ -475,7 +478,5 @@ def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
         return
     assert isinstance(found, Speeds)
     # What is written back means the same.
-    assert training_table.parse_speeds(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (
-        written,
-        found,
-    )
+    written = tomllib.loads(dumps({"t": table_of(found)}))["t"]
+    assert read_table(mistakes, "training.speeds", Speeds, written) == found

@@ -70,7 +70,7 @@ def test_a_refused_run_refuses_the_study_unless_it_is_to_be_skipped() -> None:
     [
         (
             mixed(study={"name": "mixed", "skip_refused": 1}),
-            "study.skip_refused: 1 is not allowed; expected a valid bo",
+            "study.skip_refused: 1 is not allowed; expected true or",
         ),
         (mixed(study={"name": "mixed", "skip_refuse": True}), "study.skip_refuse: unknown key 'skip_refuse'; did you"),
     ],

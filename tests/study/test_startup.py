@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +117,68 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
 FIRST = ("a table", "training", "a search")
 """Of `KEYS`, those of tables and not of a piece: they are told without torch, as are names."""
 
+TOLD = """
+import resource, sys
+from pathlib import Path
+from splitfed import cli
+from splitfed.study.run import terminal_messages
 
-def test_a_misspelt_key_of_a_table_is_told_without_torch(tmp_path: Path) -> None:
-    given = [KEYS[name] for name in FIRST] + [(small(attack=[{"name": "rlme"}]), "attack[0].name: unknown attack")]
-    paths = [write(tmp_path, study, f"{number}.toml") for number, (study, _) in enumerate(given)]
-    codes, modules, errors = imported(*(["run", str(path)] for path in paths), ["plan", str(paths[0])], ["rnu"])
-    assert codes == [2] * (len(given) + 2)
+def told(text):
+    lines.append((text, bool({"torch", "numpy"} & sys.modules.keys())))
+    spent.append(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began)
+
+began, lines, spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), [], []
+cli.print_error = told
+codes = [cli.main(arguments) for arguments in eval(sys.argv[1])]
+print([codes, lines, spent[0]])
+"""
+
+
+def told_by_the_command(*commands: list[str]) -> tuple[list[int], list[tuple[str, bool]], float]:
+    """Return exit codes, each text told with whether torch was imported by then, and CPU seconds before the first."""
+    given = [sys.executable, "-c", TOLD, repr(commands)]
+    codes, lines, seconds = literal_eval(subprocess.run(given, capture_output=True, text=True, check=True).stdout)
+    return codes, lines, seconds
+
+
+@pytest.mark.parametrize("name", [*FIRST, "a name"])
+def test_a_misspelt_key_of_a_table_is_told_without_torch(name: str, tmp_path: Path) -> None:
+    study, expected = {**KEYS, "a name": (small(attack=[{"name": "rlme"}]), "attack[0].name: unknown attack")}[name]
+    path = write(tmp_path, study, "s.toml")
+    for command in ("run", "plan"):
+        codes, lines, seconds = told_by_the_command([command, str(path)])
+        assert codes == [2]
+        assert len(lines) == 1, "nothing else is wrong"
+        text, with_torch = lines[0]
+        assert text.startswith(f"s.toml: {expected}")
+        assert not with_torch
+        assert seconds < 0.6
+
+
+def test_a_wrong_command_imports_nothing() -> None:
+    codes, modules, _ = imported(["rnu"])
+    assert codes == [2]
     assert not {"torch", "numpy", *SLOW} & modules
-    for number, (_, expected) in enumerate(given):
-        assert [line for line in errors.splitlines() if line.startswith(f"{number}.toml: {expected}")], errors
+
+
+def test_keys_names_and_values_are_told_in_one_call(tmp_path: Path) -> None:
+    wrong = small(
+        training={"ruonds": 2, "batch_size": 0, "optimizer": {"lrr": 0.1}},
+        defense=[{"name": "nose"}, {"name": "noise", "scale": -1.0}],
+        attack=[{"name": "rmle", "lr": 0.0, "iterations": 0}],
+    )
+    (code,), lines, _ = told_by_the_command(["run", str(write(tmp_path, wrong))])
+    assert code == 2
+    (first, early), (then, late) = lines
+    assert not early
+    assert late
+    places = [[line.split(": ")[1] for line in text.splitlines()] for text in (first, then)]
+    assert sorted(places[0]) == ["defense[0].name", "training.ruonds"]
+    values = ["attack[0].iterations", "attack[0].lr", "defense[1].scale", "training.batch_size", "training.optimizer"]
+    assert sorted(places[1]) == values
+    with pytest.raises(InvalidStudy) as caught:
+        checked_study.check_raw(wrong, "s.toml", Path(), NameResolver(Path()), "", None)
+    assert sorted(line.split(": ")[1] for line in caught.value.lines) == sorted([*places[0], *places[1]])
 
 
 @pytest.mark.parametrize("where", KEYS)
@@ -182,9 +236,10 @@ def test_right_studies_pass_the_first_check() -> None:
         check_tables(study, "s.toml")
 
 
-def test_a_wrong_name_is_told_before_what_needs_torch() -> None:
+def test_a_wrong_name_is_told_beside_what_needs_torch() -> None:
     study = {**training(optimizer={"name": "SDG"}), "attack": [{"name": "rlme"}]}
-    for wrong, places in ((study, ["attack[0].name"]), ({**study, "attack": []}, ["training.optimizer"])):
+    both = ["training.optimizer", "attack[0].name"]
+    for wrong, places in ((study, both), ({**study, "attack": []}, ["training.optimizer"])):
         with pytest.raises(InvalidStudy) as caught:
             session.check_study(wrong, "s.toml", Path())
         assert [line.split(": ")[1] for line in caught.value.lines] == places

@@ -90,7 +90,7 @@ def test_the_config_of_a_run_means_that_run_alone(name: str) -> None:
         (again,) = checked(tomllib.loads(dumps(cell.config))).cells
         for field in ("id", "seed", "data", "model", "training", "attacks"):
             assert getattr(again, field) == getattr(cell, field)
-        assert again.topology.builder == cell.topology.builder
+        assert again.topology.part == cell.topology.part
 
 
 def test_a_piece_takes_what_arrives_and_the_last_one_is_as_wide_as_the_labels() -> None:
@@ -156,14 +156,14 @@ def test_lists_give_a_grid_at_any_depth() -> None:
     cells = checked(study).cells
     found = [
         (p["fusion"], p["labels"], p["bottoms"]["left"]["hidden"], p["top"]["hidden"])
-        for p in (cell.topology.builder.parameters for cell in cells)
+        for p in (cell.topology.part.parameters for cell in cells)
     ]
     hidden = [([6], []), ([6], [5]), ([4, 3], []), ([4, 3], [5])]
     # What is written in the builder's own words varies slowest, then what stands in pieces.
     assert found == [
         (fusion, labels, *inner) for labels in ("left", "server") for fusion in ("sum", "concat") for inner in hidden
     ]
-    assert len({cell.id for cell in cells}) == len({cell.topology.builder.label for cell in cells}) == 16
+    assert len({cell.id for cell in cells}) == len({cell.topology.part.label for cell in cells}) == 16
     heads = placed("custom")
     heads["topology"][0]["heads"][0]["weight"] = [0.5, 1.0]
     heads["topology"][0]["segments"][2]["width"] = [3, 4]
@@ -174,9 +174,9 @@ def test_lists_give_a_grid_at_any_depth() -> None:
 def test_names_stay_short(name: str) -> None:
     (cell, *_) = checked(placed(name)).cells
     assert re.fullmatch(r"[A-Za-z0-9.+_-]{1,110}", cell.id)
-    assert len(cell.topology.builder.slug) <= 80
-    assert len(cell.topology.builder.label) <= 250
-    assert len(cell.topology.builder.label.split(", ")) == len(cell.topology.builder.label_values)
+    assert len(cell.topology.part.slug) <= 80
+    assert len(cell.topology.part.label) <= 250
+    assert len(cell.topology.part.label.split(", ")) == len(cell.topology.part.label_values)
 
 
 def test_long_tables_are_cut_and_still_told_apart() -> None:
@@ -187,8 +187,8 @@ def test_long_tables_are_cut_and_still_told_apart() -> None:
     study["data"] = {"name": "breast_cancer", "victims": 8, "auxiliary": 32, "vertical": 30}
     one, two = checked(study | {"defense": [{"name": "none"}]}).cells
     assert one.id != two.id
-    assert one.topology.builder.label != two.topology.builder.label
-    assert max(len(one.id), len(one.topology.builder.label)) < 160
+    assert one.topology.part.label != two.topology.part.label
+    assert max(len(one.id), len(one.topology.part.label)) < 160
 
 
 def test_ids_of_studies_with_one_model_are_as_they_were() -> None:

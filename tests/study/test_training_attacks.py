@@ -194,7 +194,7 @@ def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.Captur
         ),
         ([{**SDAR, "adversary": "client0"}], {}, "attack[0]: sdar by client0: Sdar works at a party that others send"),
         ([{**RMLE, "every": 2}], {}, "attack[0].every: is for attacks that live in training; rmle is run once, after"),
-        ([{**SDAR, "every": 0}], {}, "attack[0].every: 0 is not allowed; expected"),
+        ([{**SDAR, "every": 0}], {}, "attack[0].every: every=0 is not allowed; expected"),
         (
             [RMLE],
             {"study": {"name": "small", "honest": False}},

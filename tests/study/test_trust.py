@@ -8,22 +8,22 @@ import shutil
 import stat
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
 
 import splitfed
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load as load_algorithm
-from splitfed.study.config.parameters import _flatten_hint, holds_type, parameters_of
-from splitfed.study.config.schema import DataTable, StudyConfig
+from splitfed.study.config.schema import PartsTable, StudyConfig
 from splitfed.study.config.toml import dumps
+from splitfed.study.config.values import EXTRA, _flatten_hint, holds_type, parameters_of, tables_in
 from splitfed.study.trust import (
     KEY_BYTES,
     NoKey,
@@ -385,21 +385,19 @@ def test_every_path_of_the_schema_is_seen_wherever_it_stands(tmp_path: Path) -> 
 FREE_TEXTS = {
     *("study.name", "data.name", "model.name", "topology.name", "method.name", "defense.name", "defense.combine"),
     *("attack.name", "attack.budget", "attack.adversary", "callback.name"),  # names, import paths and labels
-    *("training.device", "training.record.parties", "training.schedule", "training.speeds", "training.optimizer"),
+    *("training.device", "training.record", "training.schedule", "training.speeds", "training.optimizer"),
     *("training.batch_size", "encryption.protocol", "search.objectives", "search.constraints"),
     "search.storage",  # an address: seen as one
-    *(f"data.{part}" for part in DataTable.PARTS),  # import paths and names of columns
+    *(f"data.{part.name}" for part in fields(PartsTable)),  # import paths and names of columns
 }
 
 
-def free_texts(model: type[BaseModel], place: str = "") -> set[str]:
+def free_texts(table: type[Any], place: str = "") -> set[str]:
     found: set[str] = set()
-    for name, field in model.model_fields.items():
-        inner = [one for one in _flatten_hint(field.annotation) if isinstance(one, type)]
-        tables = [one for one in inner if issubclass(one, BaseModel)]
-        if tables:
-            found |= free_texts(tables[0], f"{place}{name}.")
-        elif str in inner or Any in _flatten_hint(field.annotation):
+    for name, parameter in parameters_of(table).items():
+        if (inner := tables_in(parameter.hint)) is not None:
+            found |= free_texts(inner[1], f"{place}{name}.")
+        elif name != EXTRA and {str, Any} & {one for one in _flatten_hint(parameter.hint) if isinstance(one, Hashable)}:
             found.add(f"{place}{name}")
     return found
 

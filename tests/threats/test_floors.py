@@ -28,7 +28,6 @@ from splitfed.cli import main
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
-from splitfed.study.config.grid import attack_table
 from splitfed.study.report.document import summarise
 from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS, ORACLES as REPORTED_ORACLES
 from splitfed.study.report.remarks import under_training
@@ -220,7 +219,7 @@ def test_a_study_may_leave_them_out() -> None:
     grid = checked(small(attack=[{"name": "rmle", "iterations": 2, "floors": False}, {"name": "nearest"}]))
     settings = grid.cells[0].attacks
     assert [setting.floors for setting in settings] == [False, True]
-    assert [attack_table(setting).get("floors") for setting in settings] == [False, None]
+    assert [setting.table.get("floors") for setting in settings] == [False, None]
 
 
 def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

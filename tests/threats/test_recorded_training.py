@@ -27,7 +27,6 @@ from splitfed.core.tasks import binary
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Marvell
 from splitfed.study.config import build
-from splitfed.study.config.grid import attack_table
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import attack_run, rebuild_run
 from splitfed.study.run.runner import run_cell
@@ -165,7 +164,7 @@ def test_a_study_asks_up_to_a_round_by_itself_and_later(tmp_path: Path) -> None:
     """A row of training in two epochs is another victim than one set aside, and their figures are two."""
     cell = checked(small(**STUDY)).cells[0]
     assert [setting.round for setting in cell.attacks] == [1, None]
-    assert [attack_table(setting).get("round") for setting in cell.attacks] == [1, None]
+    assert [setting.table.get("round") for setting in cell.attacks] == [1, None]
     data = build.dataset(cell.data)
     result = run_cell(cell, data, tmp_path, Lines(0))
     epochs, fresh = result.attacks
@@ -182,7 +181,7 @@ def test_a_study_asks_up_to_a_round_by_itself_and_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"attack": [{"name": "similar", "round": -1}]}, r"attack\[0\]\.round: -1 is not allowed"),
+        ({"attack": [{"name": "similar", "round": -1}]}, r"attack\[0\]\.round: round=-1 is not allowed"),
         ({"attack": [{"name": "similar", "round": 2}]}, r"attack\[0\]: round=2 is not allowed; expected .* 1"),
         ({"attack": [{"name": "rmle", "round": 0}]}, r"attack\[0\]\.round: is for attacks on recorded training"),
         ({"training": {"rounds": 2}}, r"record it: \[training\.record\] parties = \['server'\]"),

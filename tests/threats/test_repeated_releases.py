@@ -32,7 +32,6 @@ from splitfed.defenses import Dropout, GaussianRelease, LaplaceRelease, Noise
 from splitfed.encryption.settings import Encryption
 from splitfed.planning.private import cost_of_releases
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
-from splitfed.study.config.grid import attack_table
 from splitfed.study.run import reattack
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_attack
@@ -387,8 +386,8 @@ def test_a_study_says_how_many() -> None:
     assert (several.releases, one.releases) == (4, 1)
     assert "releases=4" in several.label
     assert "releases" not in one.label
-    assert [attack_table(setting).get("releases") for setting in (several, one)] == [4, None]
-    (again,) = checked(small(attack=[attack_table(several)])).cells[0].attacks
+    assert [setting.table.get("releases") for setting in (several, one)] == [4, None]
+    (again,) = checked(small(attack=[several.table])).cells[0].attacks
     assert again.releases == 4
 
 

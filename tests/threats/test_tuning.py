@@ -204,7 +204,7 @@ def test_a_study_tunes_and_tells(tmp_path: Path) -> None:
     ("attack", "line"),
     [
         ({"name": "unsplit", "tune": 2}, "attack[0].tune: unsplit has no space of parameters to tune"),
-        ({"name": "rmle", "tune": 0}, "attack[0].tune: 0 is not allowed; expected greater than or equal to 1"),
+        ({"name": "rmle", "tune": 0}, "attack[0].tune: tune=0 is not allowed; expected a whole number of at least 1"),
     ],
 )
 def test_a_study_that_cannot_tune_is_refused(attack: dict[str, Any], line: str) -> None:

@@ -155,7 +155,7 @@ def test_rounds_that_not_every_seed_scored_are_left_out() -> None:
     ("changes", "text"),
     [
         ({"study": {"name": "s", "target": 95.0}}, r"study\.target: target \(an accuracy\)=95\.0 is not allowed"),
-        ({"study": {"name": "s", "target": "high"}}, r"study\.target: 'high' is not allowed; expected a valid number"),
+        ({"study": {"name": "s", "target": "high"}}, r"study\.target: 'high' is not allowed; expected a number"),
         (
             {"study": {"name": "s", "target": 0.5}, "data": {**STUDY["data"], "validation": 0.0}},
             r"study\.target: target is measured on validation rows, and no client has one",

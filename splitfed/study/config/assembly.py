@@ -23,9 +23,9 @@ from splitfed.data.features import feed
 from splitfed.models.build import make
 from splitfed.models.import_paths import NameResolver
 from splitfed.registry import is_foreign
-from splitfed.study.config.parameters import lists_to_tuples, parameters_of
 from splitfed.study.config.piece_tables import piece_kind
 from splitfed.study.config.run_spec import NamedAlgorithm
+from splitfed.study.config.values import lists_to_tuples, parameters_of
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack
@@ -14,6 +15,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.equivalence import EXAMPLES
 from splitfed.core.errors import InvalidInput, about
 from splitfed.core.random import derive
+from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed
@@ -22,19 +24,57 @@ from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
-from splitfed.study.config.data_table import apply_parts
-from splitfed.study.config.parameters import lists_to_tuples
 from splitfed.study.config.run_spec import AttackSetting, DataSetting, NamedAlgorithm, RunSpec, name_clients
+from splitfed.study.config.values import lists_to_tuples
 from splitfed.topologies.shared_segments import share_segments
 
 
 def dataset(source: DataSetting) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
-    found = apply_parts(source.loader.call(**source.loader.parameters), source.parts)
-    if source.transform is not None:
-        found = found.with_transform(source.transform)
+    found = _apply_parts(source.loader.call(**source.loader.parameters), {**source.parts, **source.code})
+    if (transform := source.code.get("transform")) is not None:
+        found = found.with_transform(transform)
     mixup = source.parts.get("mixup")
     return found if mixup is None else found.with_mixup(mixup)
+
+
+def _apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
+    """Return `data` with the features, the label sets and the weights of its classes that `given` asks for."""
+    for name, target in given.get("targets", {}).items():
+        data = _with_coarser_labels(data, name, target["classes"])
+    if "class_weights" in given:
+        data = _with_class_weights(data, given["class_weights"])
+    if "loss" in given:
+        data = replace(data, task=data.task.with_loss(given["loss"]))
+    if "metric" in given:
+        data = replace(data, task=data.task.with_metric(**given["metric"]))
+    if "vertical" in given:
+        return data.vertical(given["vertical"], overlap=given.get("overlap", False))
+    if "strips" in given:
+        return data.strips(given["strips"])
+    return data.halves() if given.get("halves") else data
+
+
+def _with_class_weights(data: Dataset, weights: list[float]) -> Dataset:
+    """Return `data` whose main classes weigh as much in the loss."""
+    if data.task.name != "classification" or data.task.outputs is None:
+        raise InvalidInput(f"class_weights are for classification; {data.name} is for {data.task.name}")
+    return replace(data, task=classification(data.task.outputs, weights))
+
+
+def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
+    """Return `data` with a label set that puts main class i into class `classes[i]`."""
+    where = f"targets.{name}.classes"
+    if (classes_known := {"classification": data.task.outputs, "binary": 2}.get(data.task.name)) is None:
+        raise InvalidInput(f"{where} needs main labels that are classes; {data.name} is for {data.task.name}")
+    if len(classes) != classes_known:
+        raise InvalidInput(
+            f"{where} has {len(classes)} entries; {data.name} has {classes_known} classes, expected one each"
+        )
+    count = len(set(classes))
+    if count < 2 or set(classes) != set(range(count)):
+        raise InvalidInput(f"{where}={classes} is not allowed; expected classes 0, 1, ... without a gap, two or more")
+    return data.with_target(name, torch.tensor(classes)[data.y], classification(count))
 
 
 def federation(data: Dataset, source: DataSetting, seed: int) -> Federation:
@@ -83,17 +123,17 @@ def first_topology(built: Topology | Sequence[Topology]) -> Topology:
 
 def _plain_topology(cell: RunSpec, data: Dataset) -> Topology:
     if cell.model is None:
-        return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
+        return assemble_topology(cell.topology.part, data, cell.seed, cell.code)
     return _cut_model(cell, cell.model, data, {})
 
 
 def _cut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset, cuts: Mapping[str, Any]) -> Topology:
     """Return the topology that cuts the model `named`, at `cuts` where they say something."""
-    model, builder = uncut_model(cell, named, data), cell.topology.builder
+    model, builder = uncut_model(cell, named, data), cell.topology.part
     more: dict[str, Any] = {"example": _example(model, data)} if builder.takes("example") else {}
     more |= {key: lists_to_tuples(value) for key, value in cuts.items() if builder.takes(key)}
     built: Topology = builder.construct(model=model, **more)
-    return replace(built.with_tasks(data.tasks), cut_choice=cell.topology.cut_choice or built.cut_choice)
+    return replace(built.with_tasks(data.tasks), cut_choice=cell.cut_choice or built.cut_choice)
 
 
 def uncut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset) -> nn.Module:
@@ -116,7 +156,7 @@ def defenses(cell: RunSpec) -> list[Defense]:
 
 def schedule(cell: RunSpec) -> Schedule:
     """Make the run's schedule."""
-    return cast(Schedule, cell.training.schedule.construct())
+    return cast(Schedule, cell.schedule.part.construct())
 
 
 def method(cell: RunSpec, data: Dataset) -> Method | None:
@@ -124,8 +164,9 @@ def method(cell: RunSpec, data: Dataset) -> Method | None:
 
     Such a model reads whole rows, and is as wide as its table says or as the labels need.
     """
-    if (part := cell.method.part) is None:
+    if not cell.method.parts:
         return None
+    part = cell.method.part
     models = {}
     for key, table in part.parameters.items():
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
@@ -153,8 +194,8 @@ class StudyBuilder:
         key = repr(
             (
                 cell.seed,
-                cell.topology.builder.table,
-                cell.topology.cut_choice,
+                cell.topology.part.table,
+                cell.cut_choice,
                 named,
                 cell.models,
                 cell.computation.table,

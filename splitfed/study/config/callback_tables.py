@@ -13,10 +13,11 @@ from typing import Any
 
 from splitfed.core.errors import unknown
 from splitfed.registry import resolve
+from splitfed.study.config.algorithm_tables import label_parameters
 from splitfed.study.config.lookup import StudyReader
-from splitfed.study.config.parameters import check_parameters, holds_type, parameters_of
 from splitfed.study.config.run_spec import NamedAlgorithm
-from splitfed.study.config.schema import CallbackTable
+from splitfed.study.config.schema import NamedTable
+from splitfed.study.config.values import holds_type, parameters_of, read_parameters
 
 CALLBACKS: Mapping[str, str] = {
     "early_stopping": "splitfed.training.early_stopping:EarlyStopping",
@@ -40,33 +41,30 @@ TAKEN = (
 """What a run keeps in its folder under these names."""
 
 
-def expand_callback(reader: StudyReader, where: str, table: CallbackTable) -> tuple[dict[str, Any], NamedAlgorithm]:
-    """Return a `[[callback]]` table with defaults, and what it names; mistakes are noted."""
+def read_callback(reader: StudyReader, where: str, table: NamedTable) -> NamedAlgorithm | None:
+    """Return what a `[[callback]]` table names; None after a mistake."""
     name, values = table.name, {**DEFAULTS.get(table.name, {}), **table.extra}
-    nothing = NamedAlgorithm("callbacks", name, values, values)
-    factory: Any = None
     if ":" not in name and name not in CALLBACKS:
         reader.mistakes.add(f"{where}.name", unknown("callback", name, list(CALLBACKS)))
+        return None
+    factory: Any = None
     with reader.mistakes.at(f"{where}.name"):
-        factory = resolve(CALLBACKS[name]) if name in CALLBACKS else None
-        factory = reader.code.find(name, "callbacks") if ":" in name else factory
+        factory = resolve(CALLBACKS[name]) if name in CALLBACKS else reader.code.find(name, "callbacks")
     if factory is None:
-        return {"name": name, **values}, nothing
+        return None
     # Hints of a class are those of its fields, which only a dataclass is made from.
     signed: Any = factory if is_dataclass(factory) else factory.__init__
     allowed = parameters_of(signed, ("self",))
-    found = check_parameters(reader.mistakes, where, allowed, values)
-    if not found.points:
-        return {"name": name, **found.written}, nothing
-    point = found.points[0]
-    given = dict(point.full)
+    if (given := read_parameters(reader.mistakes, where, allowed, values)) is None:
+        return None
     paths = tuple(key for key, parameter in allowed.items() if holds_type(parameter.hint, Path) and key in given)
     for key in paths:
         _check_path(reader, f"{where}.{key}", given[key])
-    named = NamedAlgorithm("callbacks", name, given, point.in_label, factory, dict.fromkeys(paths))
+    told = label_parameters(allowed, given)
+    named = NamedAlgorithm("callbacks", name, given, told, factory, dict.fromkeys(paths))
     with reader.mistakes.at(where):
         named.call(**named.parameters)
-    return named.table, named
+    return named
 
 
 def make_callbacks(named: Sequence[NamedAlgorithm], folder: Path) -> list[Any]:

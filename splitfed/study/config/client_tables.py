@@ -14,70 +14,62 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.models.import_paths import NameResolver
-from splitfed.study.config.algorithm_tables import expand_algorithm, expand_topology
+from splitfed.study.config.algorithm_tables import read_algorithm
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
-from splitfed.study.config.parameters import parameters_of
-from splitfed.study.config.run_spec import ClientModel, NamedAlgorithm, RunSpec, TopologySetting
-from splitfed.study.config.schema import CUT_KEYS, MODEL_KEYS, ModelTable, StudyConfig, TopologyTable
+from splitfed.study.config.run_spec import AlgorithmSetting, ClientModel, NamedAlgorithm, RunSpec
+from splitfed.study.config.schema import CUT_KEYS, MODEL_KEYS, NamedTable, StudyConfig
+from splitfed.study.config.values import parameters_of
 from splitfed.topologies.auto_cuts import AUTO
 
 
-def parse_models(
+def read_models(
     reader: StudyReader, config: StudyConfig, base: Path
-) -> tuple[Any, NamedAlgorithm | None, tuple[ClientModel, ...]]:
-    """Return `[model]` with defaults and what it names; of several tables a list, the first client's, and all of them.
-
-    Each of several tables then says by number which clients have it.
-    """
+) -> tuple[NamedAlgorithm | None, tuple[ClientModel, ...]]:
+    """Return what `[model]` names; of several tables what the first client has, and all of them."""
     cuts = [cuts_model(reader.code, table.name) for table in config.topology]
-    if not config.model:
+    if not config.models:
         if True in cuts:
             reader.mistakes.add(
                 "model", f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
             )
-        return {}, None, ()
+        return None, ()
     if not any(cuts) and None not in cuts:
         reader.mistakes.add(
             "model", "is used by no topology, whose pieces have models in their own tables; leave it out"
         )
-    if len(config.model) == 1:
-        return *_parse_model(reader, "model", config.model[0].name, config.model[0].extra, base), ()
-    return _parse_several(reader, config.model, config.data.clients, base)
+    if len(config.models) == 1:
+        (table,) = config.models
+        return _read_model(reader, "model", table.name, table.extra, base), ()
+    return _read_several(reader, config.models, config.data.clients, base)
 
 
-def _parse_several(
-    reader: StudyReader, tables: Sequence[ModelTable], count: int, base: Path
-) -> tuple[list[dict[str, Any]], NamedAlgorithm | None, tuple[ClientModel, ...]]:
-    places = [f"model[{i}]" for i in range(len(tables))]
+def _read_several(
+    reader: StudyReader, tables: Sequence[NamedTable], count: int, base: Path
+) -> tuple[NamedAlgorithm | None, tuple[ClientModel, ...]]:
     holders = _assign(reader.mistakes, [table.extra.get("clients") for table in tables], count)
-    written, found = [], []
-    for where, table, clients in zip(places, tables, holders, strict=True):
-        own = {key: value for key, value in table.extra.items() if key in MODEL_KEYS}
-        rest = {key: value for key, value in table.extra.items() if key not in MODEL_KEYS}
-        model_written, named = _parse_model(reader, where, table.name, rest, base)
-        cuts = {key: own[key] for key in CUT_KEYS if key in own}
+    found: list[ClientModel] = []
+    for i, (table, clients) in enumerate(zip(tables, holders, strict=True)):
+        where, rest = f"model[{i}]", _without(table.extra, MODEL_KEYS)
+        cuts = {key: table.extra[key] for key in CUT_KEYS if key in table.extra}
         for key, value in cuts.items():
             _check_cut(reader.mistakes, f"{where}.{key}", key, value)
-        written.append({**model_written, "clients": list(clients), **cuts})
         # One that is not known is a mistake by now; where it would be cut is known all the same.
-        named = named or NamedAlgorithm("models", table.name, rest, rest)
-        found.append(ClientModel(named, tuple(clients), cuts, where))
-    for i, one in enumerate(found):
-        same = [j for j in range(i) if (found[j].named, found[j].cuts) == (one.named, one.cuts)]
+        named = _read_model(reader, where, table.name, rest, base)
+        made = ClientModel(named or NamedAlgorithm("models", table.name, rest, rest), tuple(clients), cuts, where)
+        same = [one.where for one in found if (one.named, one.cuts) == (made.named, made.cuts)]
         if same:
-            reader.mistakes.add(places[i], f"is the same as model[{same[0]}]: add its clients there")
-    first = next((one.named for one in found if 0 in one.clients), None)
-    return written, first, tuple(found)
+            reader.mistakes.add(where, f"is the same as {same[0]}: add its clients there")
+        found.append(made)
+    return next((one.named for one in found if 0 in one.clients), None), tuple(found)
 
 
-def _parse_model(
+def _read_model(
     reader: StudyReader, where: str, name: str, given: Mapping[str, Any], base: Path
-) -> tuple[dict[str, Any], NamedAlgorithm | None]:
+) -> NamedAlgorithm | None:
     if ":" in name:
-        return {"name": name, **given}, NamedAlgorithm("models", name, given, given)
-    written, found = expand_algorithm(reader, where, "models", name, given, base=base, grid=False)
-    return written, found[0] if found else None
+        return NamedAlgorithm("models", name, given, given)
+    return read_algorithm(reader, where, "models", {"name": name, **given}, base=base, lists="")
 
 
 def _assign(mistakes: Mistakes, given: Sequence[Any], count: int) -> list[list[int]]:
@@ -120,26 +112,28 @@ def _check_cut(mistakes: Mistakes, where: str, key: str, value: Any) -> None:
         mistakes.add(where, f"{short_repr(value)} is not allowed; expected a list of names of submodules")
 
 
-def expand_topologies_of(
-    models: Sequence[ClientModel], reader: StudyReader, where: str, table: TopologyTable
-) -> tuple[dict[str, Any], list[TopologySetting]]:
-    """Return a `[[topology]]` table with defaults and every setting of its grid, for clients that have `models`.
+def read_topology(
+    reader: StudyReader, models: Sequence[ClientModel], where: str, table: Mapping[str, Any]
+) -> AlgorithmSetting | None:
+    """Return the topology of a table without lists, for clients that have `models`; None after a mistake.
 
     Where all of these say where they are cut, the topology says nothing of it.
     """
-    mistakes, keys = reader.mistakes, _cut_keys(reader.code, table.name)
+    mistakes, keys = reader.mistakes, _cut_keys(reader.code, table["name"])
     named = [key for key in keys if models and all(key in one.cuts for one in models)]
     for key in named:
-        if key in table.extra:
+        if key in table:
             mistakes.add(f"{where}.{key}", f"is used by no model: every [[model]] has its own {key}")
-    for key in [key for key in keys if models and key not in named and table.extra.get(key) == AUTO]:
+    for key in [key for key in keys if models and key not in named and table.get(key) == AUTO]:
         mistakes.add(f"{where}.{key}", f"'auto' is for one model; give every [[model]] its own {key}")
-    filled = table.model_copy(update={key: models[0].cuts[key] for key in named})
-    written, settings = expand_topology(reader, where, filled)
-    return _without(written, named), [_by_model(setting, named) for setting in settings]
+    found = read_algorithm(reader, where, "topologies", {**table, **{key: models[0].cuts[key] for key in named}})
+    if found is None:
+        return None
+    told = {key: "by model" if key in named else value for key, value in found.label_values.items()}
+    return AlgorithmSetting(where, (replace(found, parameters=_without(found.parameters, named), label_values=told),))
 
 
-def check_cut_keys(reader: StudyReader, models: Sequence[ClientModel], topologies: Sequence[TopologyTable]) -> None:
+def check_cut_keys(reader: StudyReader, models: Sequence[ClientModel], topologies: Sequence[NamedTable]) -> None:
     """Note a cut of a model that no topology has a use for."""
     known = {key for table in topologies for key in _cut_keys(reader.code, table.name)}
     for one in models:
@@ -154,12 +148,6 @@ def _cut_keys(code: NameResolver, name: str) -> list[str]:
     except InvalidInput:
         return []
     return [key for key in CUT_KEYS if key in found and "model" in found]
-
-
-def _by_model(setting: TopologySetting, keys: Sequence[str]) -> TopologySetting:
-    builder = setting.builder
-    told = {key: "by model" if key in keys else value for key, value in builder.label_values.items()}
-    return replace(setting, builder=replace(builder, parameters=_without(builder.parameters, keys), label_values=told))
 
 
 def _without(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.tasks import classification, regression
-from splitfed.data.dataset import Dataset
+from splitfed.core.tasks import regression
 from splitfed.data.transform import Transform
+from splitfed.study.config.algorithm_tables import read_algorithm
 from splitfed.study.config.lookup import StudyReader
-from splitfed.study.config.mistakes import short_repr
-from splitfed.study.config.parameters import Parameter, check_parameters
-from splitfed.study.config.schema import DataTable
+from splitfed.study.config.mistakes import Mistakes, short_repr
+from splitfed.study.config.run_spec import DataSetting
+from splitfed.study.config.schema import DataTable, PartsTable, SplitTable, keys_of
+from splitfed.study.config.values import read_table
 
 WAYS = ("vertical", "halves", "strips")
-HINTS = {
-    "vertical": int | dict[str, list[int | str]],
-    "overlap": bool,
-    "halves": bool,
-    "strips": int,
-    "targets": dict[str, dict[str, list[int]]],
-    "class_weights": list[float],
-    "loss": str,
-    "metric": str | dict[str, str | bool | float],
-    "transform": str,
-    "mixup": float,
-}
-METRIC_KEYS = ("name", "label", "higher_is_better", "low", "high")
 
 
-def parse_parts(reader: StudyReader, table: DataTable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keys of `table` that divide rows, add label sets or say what is learnt: as written, and as meant.
+def read_data(reader: StudyReader, table: DataTable, base: Path) -> DataSetting | None:
+    """Return the data of a study; None after a mistake. Relative paths start from `base`.
 
-    A loss, and the name of a metric, is an import path to a function in a Python file of the study's folder.
+    A loss, a transform and the name of a metric are import paths to functions in Python files of the study's folder.
     """
-    mistakes = reader.mistakes
-    keys = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
-    check_parameters(mistakes, "data", {key: Parameter(key, HINTS[key], None) for key in keys}, keys)
+    given = {"name": table.name, **table.extra}
+    loader = read_algorithm(reader, "data", "data", given, keys=keys_of("data"), base=base, lists="")
+    with reader.mistakes.part() as own:
+        split, parts = _own(table, SplitTable), _own(table, PartsTable)
+        _check_parts(own, parts)
+        inner = replace(reader, mistakes=own)
+        code = _find_functions(inner, parts)
+        if (transform := find_transform(inner, parts)) is not None:
+            code["transform"] = transform
+    return None if own or loader is None else DataSetting(loader, table.clients, split, parts, code)
+
+
+def _own(table: DataTable, kind: type[SplitTable | PartsTable]) -> dict[str, Any]:
+    return {one.name: value for one in fields(kind) if (value := getattr(table, one.name)) is not None}
+
+
+def _check_parts(mistakes: Mistakes, keys: Mapping[str, Any]) -> None:
+    """Note keys that do not go together."""
     ways = [way for way in WAYS if keys.get(way) not in (None, False)]
     if "loss" in keys and "class_weights" in keys:
         mistakes.add("data.class_weights", "is not allowed beside loss: weigh classes there")
@@ -49,43 +50,48 @@ def parse_parts(reader: StudyReader, table: DataTable) -> tuple[dict[str, Any], 
         mistakes.add(f"data.{way}", f"is not allowed beside {ways[0]}: rows are divided in one way")
     if "overlap" in keys and not isinstance(keys.get("vertical"), Mapping):
         mistakes.add("data.overlap", "is for columns by party; add vertical = {party = [0, 1], ...}")
-    targets = keys.get("targets")
-    for name, target in targets.items() if isinstance(targets, Mapping) else ():
-        if isinstance(target, Mapping) and list(target) != ["classes"]:
-            mistakes.add(
-                f"data.targets.{name}", f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
-            )
-    return keys, keys | _find_functions(reader, keys)
+    for name, target in keys.get("targets", {}).items():
+        if list(target) != ["classes"]:
+            said = f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
+            mistakes.add(f"data.targets.{name}", said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricTable:
+    """`data.metric`: the import path of a function, what it is called, which way it is better and what bounds it."""
+
+    name: str
+    label: str | None = None
+    higher_is_better: bool = True
+    low: float = -math.inf
+    high: float = math.inf
 
 
 def _find_functions(reader: StudyReader, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the loss and the metric that import paths lead to, the metric as keywords of `Task.with_metric`."""
     found: dict[str, Any] = {}
-    metric = {"name": keys.get("metric")} if isinstance(keys.get("metric"), str) else keys.get("metric")
-    rest = dict(metric) if isinstance(metric, Mapping) else {}
-    paths = {"loss": keys.get("loss"), **({"metric": rest.get("name")} if metric is not None else {})}
-    for key, path in paths.items():
-        if path is None and key not in keys:
-            continue
-        if not isinstance(path, str) or ":" not in path:
-            reader.mistakes.add(
-                f"data.{key}", f"{short_repr(path)} is not allowed; expected an import path, module:function"
-            )
-        elif (function := reader.find(f"data.{key}", "losses" if key == "loss" else "metrics", path)) is not None:
-            found[key] = function
-    for key in rest:
-        if key not in METRIC_KEYS:
-            reader.mistakes.add(f"data.metric.{key}", unknown("key", key, METRIC_KEYS))
-    if "metric" in found:
-        low, high = rest.get("low", -math.inf), rest.get("high", math.inf)
-        with reader.mistakes.at("data.metric"):
-            for name, bound in (("low", low), ("high", high)):
-                if isinstance(bound, bool) or not isinstance(bound, (int, float)):
-                    raise InvalidInput(f"{name}={short_repr(bound)} is not allowed; expected a number")
-            more = {"higher_is_better": rest.get("higher_is_better", True), "bounds": (float(low), float(high))}
-            found["metric"] = {"metric": found["metric"], "name": rest.get("label"), **more}
-            regression().with_metric(**found["metric"])
+    if (loss := keys.get("loss")) is not None and (function := _find(reader, "loss", "losses", loss)) is not None:
+        found["loss"] = function
+    if (given := keys.get("metric")) is None:
+        return found
+    table = read_table(
+        reader.mistakes, "data.metric", MetricTable, {"name": given} if isinstance(given, str) else given
+    )
+    if table is None or (function := _find(reader, "metric", "metrics", table.name)) is None:
+        return found
+    with reader.mistakes.at("data.metric"):
+        more = {"higher_is_better": table.higher_is_better, "bounds": (float(table.low), float(table.high))}
+        found["metric"] = {"metric": function, "name": table.label, **more}
+        regression().with_metric(**found["metric"])
     return found
+
+
+def _find(reader: StudyReader, key: str, kind: str, path: str) -> Any:
+    if ":" in path:
+        return reader.find(f"data.{key}", kind, path)
+    wrong = f"{short_repr(path)} is not allowed; expected an import path, module:function"
+    reader.mistakes.add(f"data.{key}", wrong)
+    return None
 
 
 def find_transform(reader: StudyReader, keys: Mapping[str, Any]) -> Transform | None:
@@ -109,42 +115,3 @@ def find_transform(reader: StudyReader, keys: Mapping[str, Any]) -> Transform | 
     with reader.mistakes.at("data.transform"):
         return reader.code.find(path, "transforms")
     return None
-
-
-def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
-    """Return `data` with the features, the label sets and the weights of its classes that `given` asks for."""
-    for name, target in given.get("targets", {}).items():
-        data = _with_coarser_labels(data, name, target["classes"])
-    if "class_weights" in given:
-        data = _with_class_weights(data, given["class_weights"])
-    if "loss" in given:
-        data = replace(data, task=data.task.with_loss(given["loss"]))
-    if "metric" in given:
-        data = replace(data, task=data.task.with_metric(**given["metric"]))
-    if "vertical" in given:
-        return data.vertical(given["vertical"], overlap=given.get("overlap", False))
-    if "strips" in given:
-        return data.strips(given["strips"])
-    return data.halves() if given.get("halves") else data
-
-
-def _with_class_weights(data: Dataset, weights: list[float]) -> Dataset:
-    """Return `data` whose main classes weigh as much in the loss."""
-    if data.task.name != "classification" or data.task.outputs is None:
-        raise InvalidInput(f"class_weights are for classification; {data.name} is for {data.task.name}")
-    return replace(data, task=classification(data.task.outputs, weights))
-
-
-def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
-    """Return `data` with a label set that puts main class i into class `classes[i]`."""
-    where = f"targets.{name}.classes"
-    if (classes_known := {"classification": data.task.outputs, "binary": 2}.get(data.task.name)) is None:
-        raise InvalidInput(f"{where} needs main labels that are classes; {data.name} is for {data.task.name}")
-    if len(classes) != classes_known:
-        raise InvalidInput(
-            f"{where} has {len(classes)} entries; {data.name} has {classes_known} classes, expected one each"
-        )
-    count = len(set(classes))
-    if count < 2 or set(classes) != set(range(count)):
-        raise InvalidInput(f"{where}={classes} is not allowed; expected classes 0, 1, ... without a gap, two or more")
-    return data.with_target(name, torch.tensor(classes)[data.y], classification(count))

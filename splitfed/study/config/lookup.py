@@ -11,7 +11,7 @@ from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.models.import_paths import NOUNS, OWN, NameResolver
 from splitfed.registry import SINGULAR, TABLES, is_foreign
 from splitfed.study.config.mistakes import Mistakes, short_repr
-from splitfed.study.config.parameters import parameters_of
+from splitfed.study.config.values import parameters_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StudyReader:
         """Take the name out of a table; None where it is missing or no text."""
         rest = dict(table)
         if (name := rest.pop("name", None)) is None:
-            self.mistakes.add(f"{where}.name", "is missing; add name = ...")
+            self.mistakes.add(f"{where}.name", "is missing; expected text")
         elif not isinstance(name, str):
             self.mistakes.add(f"{where}.name", f"{short_repr(name)} is not allowed; expected text")
         return (name if isinstance(name, str) else None), rest

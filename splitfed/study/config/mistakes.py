@@ -11,6 +11,8 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput
 
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
 WIDEST = 200
 """Characters of a place that are shown."""
 
@@ -41,14 +43,32 @@ def in_file_order(raw: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except InvalidStudy as error:
-        lines = sorted(error.lines, key=lambda line: _position(raw, line.split(": ")[1] if ": " in line else ""))
+        lines = sorted(error.lines, key=lambda line: _position(raw, place_of(line)))
         raise InvalidStudy(lines, error.more, error.counted) from error.__cause__
+
+
+def place_of(line: str) -> str:
+    """Return the place in the study that a line of an `InvalidStudy` is about."""
+    return line.split(": ")[1] if ": " in line else ""
+
+
+def remove_key(raw: dict[str, Any], where: str) -> None:
+    """Remove the key at the path `where` from the tables `raw`, if it is there."""
+    inner: Any = raw
+    *outer, (last, _) = _STEP.findall(where) or [("", "")]
+    for key, index in outer:
+        if isinstance(inner, list) and index and int(index) < len(inner):
+            inner = inner[int(index)]
+        else:
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
+    if isinstance(inner, dict):
+        inner.pop(last, None)
 
 
 def _position(raw: Any, where: str) -> list[int]:
     """Return which entry each step of the path `where` is in the tables `raw`; behind all where it is none of them."""
     found, inner = [], raw
-    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
+    for key, index in _STEP.findall(where):
         entries: list[Any] = list(inner) if isinstance(inner, Mapping) else []
         if isinstance(inner, list) and index:
             place = int(index)

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from splitfed.core.annealing import annealing_of
@@ -20,11 +20,10 @@ from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
-from splitfed.data.transform import Transform
 from splitfed.models.import_paths import NOUNS, NameResolver
 from splitfed.registry import EXTENSIONS, is_foreign
 from splitfed.schedules.base import Training
-from splitfed.study.config.parameters import lists_to_tuples
+from splitfed.study.config.values import lists_to_tuples, plain, table_of
 
 RETURNS: Mapping[str, type] = {"topologies": Topology, "data": Dataset}
 """Kind -> what its functions make."""
@@ -96,7 +95,7 @@ class NamedAlgorithm:
 class AlgorithmSetting:
     """A setting of algorithms of one kind: its `parts` in the order they act, none for none; `where` in the study."""
 
-    where: str = field(compare=False)
+    where: str = field(default="", compare=False)
     parts: tuple[NamedAlgorithm, ...] = ()
 
     @property
@@ -113,6 +112,11 @@ class AlgorithmSetting:
     def slug(self) -> str:
         """The same for file names."""
         return "+".join(part.slug for part in self.parts) or "none"
+
+    @property
+    def part(self) -> NamedAlgorithm:
+        """The one algorithm of a setting that has one."""
+        return self.parts[0]
 
     @property
     def table(self) -> dict[str, Any]:
@@ -138,8 +142,7 @@ class ComputationSetting(AlgorithmSetting):
         """The table of a study that means it."""
         if self.secure is None:
             return {"protocol": "none"}
-        kept = {} if self.key_folder is None else {"key_folder": self.key_folder}
-        return {key: value for key, value in asdict(self.secure).items() if key != "key_folder"} | kept
+        return table_of(self.secure) | ({} if self.key_folder is None else {"key_folder": self.key_folder})
 
 
 @dataclass(frozen=True)
@@ -152,28 +155,6 @@ class DefenseSetting(AlgorithmSetting):
 
     strength: Strength | None = None
     guarantee: str = "no formal guarantee"
-
-
-@dataclass(frozen=True)
-class MethodSetting(AlgorithmSetting):
-    """A federated method on the schedule, or none."""
-
-    @property
-    def part(self) -> NamedAlgorithm | None:
-        """The method, None for none."""
-        return self.parts[0] if self.parts else None
-
-
-@dataclass(frozen=True)
-class TopologySetting:
-    """A topology's builder with parameters; `where` is its place in the study.
-
-    `cut_choice`: where its cuts were left to a rule, which were chosen and why.
-    """
-
-    where: str
-    builder: NamedAlgorithm
-    cut_choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,32 +174,41 @@ class ClientModel:
         """The model and where it is cut, for people: `mlp(hidden=12) cut=relu1`."""
         return " ".join([self.named.label, *(f"{key}={format_value(value)}" for key, value in self.cuts.items())])
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        return {**self.named.table, "clients": list(self.clients), **self.cuts}
+
 
 @dataclass(frozen=True)
 class DataSetting:
-    """A data set by the name of its `loader`, and how it is split over `clients`.
+    """A data set by the name of its `loader`, and how it is `split` over `clients`.
 
-    `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
-    them. `transform`: the function that `parts` name.
+    `parts`: which party holds which part of a row, and what is learnt, as written. `code`: key -> the user's own loss,
+    metric (as keywords of `Task.with_metric`) or transform that `parts` name there.
     """
 
     loader: NamedAlgorithm
     clients: int
     split: Mapping[str, Any]
     parts: Mapping[str, Any] = field(default_factory=dict)
-    transform: Transform | None = field(default=None, compare=False, repr=False)
+    code: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """The name of the data set."""
         return self.loader.name
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        return {**self.loader.table, "clients": self.clients, **self.split, **self.parts}
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a run trains, as the arguments of `splitfed.train`; `where` is the schedule's place in the study."""
+    """How a run trains, as the arguments of `splitfed.train`; `optimizer_table`: the optimizer as written."""
 
-    schedule: NamedAlgorithm
     optimizer: Optim | Mapping[str, Optim]
     rounds: int
     batch_size: int | tuple[int, ...]
@@ -227,13 +217,20 @@ class TrainingPlan:
     device: str
     record: Recording
     speeds: Speeds | None = None
-    where: str = field(default="training.schedule", compare=False)
     delta: float | None = None
     across: bool = False
+    optimizer_table: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
         return Training.of(self.local, self.batch_size, seed)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it, without the schedule."""
+        own = table_of(self)
+        local, optimizer = own.pop("local"), own.pop("optimizer_table")
+        return {**own, **local, "optimizer": optimizer}
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,6 @@ class AttackSetting:
 
     where: str
     key: str
-    label: str
     attack: NamedAlgorithm
     adversary: str | None
     lives: Literal["outside", "passive", "active"] = "outside"
@@ -258,43 +254,57 @@ class AttackSetting:
     releases: int = 1
     round: int | None = None
 
+    @property
+    def label(self) -> str:
+        """The attack with its telling parameters, for people."""
+        return self.attack.label
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        asked = {"every": self.every, "adversary": self.adversary, "floors": None if self.floors else False}
+        own = {"name": self.attack.name, **self.attack.label_values, **self.attack.parameters}
+        return own | {key: value for key, value in asked.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
+    """One run: a point of the grid with a seed.
 
     `training_attack`: the one among the attacks that this training is hijacked by, None for an honest training. `model`
     is None where the topology has the models of its segments in its own tables; where clients are of different make it
     is the first client's, and `models` has all of them. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     `variant`: what of [training] a search chose for this run, in words; "" in a grid, where all runs have the same.
-    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs.
+    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs. `cut_choice`: where cuts
+    were left to a rule, which were chosen and why.
     """
 
     id: str
     seed: int
     data: DataSetting
     model: NamedAlgorithm | None
-    topology: TopologySetting
-    defense: DefenseSetting
     training: TrainingPlan
-    attacks: tuple[AttackSetting, ...]
-    config: Mapping[str, Any]
+    topology: AlgorithmSetting = AlgorithmSetting()
+    schedule: AlgorithmSetting = AlgorithmSetting()
+    method: AlgorithmSetting = AlgorithmSetting()
+    computation: ComputationSetting = ComputationSetting()
+    defense: DefenseSetting = DefenseSetting()
+    attacks: tuple[AttackSetting, ...] = ()
     training_attack: AttackSetting | None = None
-    method: MethodSetting = MethodSetting("method")
-    computation: ComputationSetting = ComputationSetting(COMPUTATION)
     target: float | None = None
     code: NameResolver = field(default_factory=NameResolver, compare=False)
     variant: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
     models: tuple[ClientModel, ...] = ()
     callbacks: tuple[NamedAlgorithm, ...] = ()
+    cut_choice: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
         """What is trained and how, for people, by its key in results; all that the defense does not change."""
         layers = {"method": self.method.label, COMPUTATION: self.computation.label}
-        return {"topology": self.topology.builder.label, "schedule": self.training.schedule.label, **layers}
+        return {"topology": self.topology.label, "schedule": self.schedule.label, **layers}
 
     @property
     def model_label(self) -> str:
@@ -302,6 +312,26 @@ class RunSpec:
         if self.models:
             return " + ".join(f"{one.label} of {name_clients(one.clients)}" for one in self.models)
         return self.model.label if self.model else "models by piece"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The study that consists of this run alone, as plain tables."""
+        own: Any = [one.table for one in self.models] if self.models else self.model and self.model.table
+        study: dict[str, Any] = {"name": slug(self.id).replace("+", "-"), "seeds": [self.seed]}
+        study |= {} if self.target is None else {"target": self.target}
+        tables: dict[str, Any] = {
+            "study": study if self.training_attack is None else {**study, "honest": False},
+            "data": self.data.table,
+            "model": own,
+            "training": {**self.training.table, "schedule": self.schedule.table},
+            "topology": [self.topology.table],
+            "method": [self.method.table] if self.method.parts else None,
+            COMPUTATION: [self.computation.table] if self.computation.secure is not None else None,
+            "defense": [self.defense.table],
+            "attack": [one.table for one in self.attacks],
+            "callback": [one.table for one in self.callbacks] or None,
+        }
+        return {key: plain(table) for key, table in tables.items() if table is not None}
 
 
 def format_value(value: Any) -> str:

@@ -17,6 +17,7 @@ from splitfed.registry import TABLES, load
 from splitfed.study.config import schema
 from splitfed.study.config.client_tables import cuts_model
 from splitfed.study.config.grid import Grid, expand, number_repeats
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.run_spec import RunSpec, format_value, slug
 from splitfed.study.config.schema import SearchTable
@@ -26,14 +27,15 @@ from splitfed.study.config.search_space import (
     Assignment,
     Dimension,
     SearchChoice,
+    assigned,
     count_points,
     describe,
     dimensions,
     list_points,
     list_variations,
     read_space,
-    resolve,
 )
+from splitfed.study.config.values import LIMIT, read_table, table_of
 
 POPULATION, STARTUP = 10, 10
 """How many trials a generation of nsga2 and nsga3 has, and how many tpe draws at random first."""
@@ -103,7 +105,7 @@ class SearchStudy:
 
     def study_of(self, assignment: Mapping[str, Any]) -> dict[str, Any]:
         """Return the study of one trial, as plain tables without `[search]`."""
-        raw: dict[str, Any] = resolve(self.tree, lambda dimension: assignment[dimension.name])
+        raw: dict[str, Any] = assigned(self.tree, assignment)
         tables = self.tree.get("topology")
         if isinstance(tables, list) and tables and isinstance(tables[0], SearchChoice):
             # Of several topologies some may have models in their own tables, which leaves [model] without a use.
@@ -117,19 +119,6 @@ class SearchStudy:
         raw = self.study_of(assignment)
         try:
             grid = expand(schema.parse_study(raw, self.source), self.source, self.base, self.code)
-        except InvalidStudy as error:
-            raise self.with_places(error, assignment) from None
-        mistakes = Mistakes(self.source)
-        for cell in grid.cells[1:]:
-            for part in ("topology", "defense", "method"):
-                one, first = getattr(cell, part), getattr(grid.cells[0], part)
-                if one != first:
-                    mistakes.add(
-                        one.where,
-                        "a list in it makes several settings; in a search write {choice = [...]} for the list",
-                    )
-        try:
-            mistakes.stop()
         except InvalidStudy as error:
             raise self.with_places(error, assignment) from None
         return replace(grid, cells=tuple(self._name_cells(grid.cells, raw, assignment)))
@@ -147,9 +136,7 @@ class SearchStudy:
         )
         for cell in cells:
             stem, seed = cell.id.rsplit("--", 1)
-            name = f"{stem}--{digest}--{seed}"
-            config = {**cell.config, "study": {**cell.config["study"], "name": slug(name).replace("+", "-")}}
-            yield replace(cell, id=name, config=config, variant=variant)
+            yield replace(cell, id=f"{stem}--{digest}--{seed}", variant=variant)
 
     def with_places(self, error: InvalidStudy, assignment: Mapping[str, Any]) -> InvalidStudy:
         """Return `error`, raised for the study of one trial, with the places that its tables have in the search."""
@@ -167,7 +154,7 @@ class SearchStudy:
     def resolved(self, raw: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
         """Return the search `raw` as plain tables: with every default of `[search]`, and paths that start anywhere."""
         objectives = {one.metric.name: one.table for one in self.objectives}
-        search = self.table.model_dump(exclude_none=True) | {"objectives": objectives}
+        search = table_of(self.table) | {"objectives": objectives}
         return {
             **{key: table for key, table in raw.items() if key != "search"},
             "data": grid.resolved["data"],
@@ -191,8 +178,8 @@ def read_search(raw: Mapping[str, Any], source: str, base: Path, code: NameResol
     first, is put together as far as is possible without data. Raises `InvalidStudy` naming every mistake.
     """
     mistakes = Mistakes(source)
-    tree = read_space(mistakes, {key: table for key, table in raw.items() if key != "search"})
-    table = _read_table(mistakes, raw["search"], source)
+    tree = read_space(StudyReader(mistakes, code), {key: table for key, table in raw.items() if key != "search"})
+    table = _read_table(mistakes, raw["search"])
     bare = SearchStudy(tree, table or SearchTable(objectives={"utility": "maximize"}), (), (), source, base, code)
     first = {name: dimension.ends[0] for name, dimension in bare.space.items()}
     try:
@@ -220,15 +207,9 @@ def read_search(raw: Mapping[str, Any], source: str, base: Path, code: NameResol
     return replace(bare, table=table, objectives=objectives, constraints=constraints), grid
 
 
-def _read_table(mistakes: Mistakes, given: Any, source: str) -> SearchTable | None:
+def _read_table(mistakes: Mistakes, given: Any) -> SearchTable | None:
     """Return `[search]` after a check of its structure; None after a mistake."""
-    try:
-        found = schema.parse_study(
-            {"study": {"name": "x"}, "data": {"name": "x"}, "topology": [{"name": "x"}], "search": given}, source
-        ).search
-    except InvalidStudy as error:
-        mistakes.take_lines(error.lines, error.more)
-        return None
+    found = read_table(mistakes, "search", SearchTable, given)
     if found is not None and found.storage is not None:
         address = found.storage
         if not address.startswith("$") and not re.match(r"[A-Za-z][A-Za-z0-9+_]*://", address):
@@ -255,15 +236,16 @@ def _check_sampler(mistakes: Mistakes, search: SearchStudy, first: Mapping[str, 
         if table.trials is not None:
             mistakes.add("search.trials", "is for other samplers; grid tries every combination once")
         with mistakes.at("search.sampler"):
-            if (count := count_points(search.tree)) > schema.LIMIT:
-                raise InvalidInput(f"the grid has {count} settings; at most {schema.LIMIT} are allowed")
+            if (count := count_points(search.tree)) > LIMIT:
+                raise InvalidInput(f"the grid has {count} settings; at most {LIMIT} are allowed")
     elif table.trials is None:
         mistakes.add("search.trials", "is missing; add trials = ...")
     for key, users in (("population", GENETIC), ("startup", ("tpe",))):
         if getattr(table, key) is not None and sampler not in users:
             mistakes.add(f"search.{key}", f"is for {' and '.join(users)}, not for {sampler}")
     defaults = {"population": POPULATION} if sampler in GENETIC else {"startup": STARTUP} if sampler == "tpe" else {}
-    return table.model_copy(update={k: v for k, v in defaults.items() if getattr(table, k) is None})
+    missing: dict[str, Any] = {k: v for k, v in defaults.items() if getattr(table, k) is None}
+    return replace(table, **missing)
 
 
 def _attack_targets(raw: Mapping[str, Any], code: NameResolver) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""What a search varies: ranges and choices that stand in the tables of a study in the place of values.
+"""What varies among the runs of a study: lists, and in a search ranges and choices, in the place of values.
 
-`{low = 0.1, high = 2.0, log = true}` is a range of numbers, of whole ones where both ends are whole; `{choice = [...]}`
+A grid has all points of the space that its lists make; a search draws points of its own. `{low = 0.1, high = 2.0,
+log = true}` is a range of numbers, of whole ones where both ends are whole; `{choice = [...]}`
 is one of several values or tables, which may hold ranges and choices themselves. Several tables of one kind, a list of
 schedules, and a list that would span a grid are choices too. A parameter is called by its place in the study.
 """
@@ -9,15 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from torch import nn
+
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.registry import TABLES, load
+from splitfed.study.config.algorithm_tables import computation_parameters
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
-from splitfed.study.config.parameters import parameters_of
-from splitfed.study.config.schema import LIMIT
+from splitfed.study.config.piece_tables import is_one_piece, parameters_of_piece, plain_parameter, table_kind
+from splitfed.study.config.values import LIMIT, Parameter, parameters_of, read_table
 
 SEARCHED = ("model", "training", "topology", "method", "defense")
 """The tables of a study in which something may vary; the others are the same in every trial."""
@@ -29,15 +34,39 @@ DIGITS = 6
 """Significant digits of a number from a range: as many as labels show, so that a label says the number itself."""
 
 
+def _check_end(value: float) -> None:
+    if not math.isfinite(value) or abs(value) > 2**53:
+        raise InvalidInput(f"{value} is not allowed; expected a number")
+
+
 @dataclass(frozen=True)
 class SearchRange:
-    """Numbers from `low` to `high`, ends included; `step`: in steps from `low`, None for any number between."""
+    """Numbers from `low` to `high`, ends included; `step`: in steps from `low`, None for any number between.
 
-    name: str
-    low: float
-    high: float
+    Raises `InvalidInput` that begins with the field that is wrong.
+    """
+
+    low: float = field(metadata={"check": _check_end})
+    high: float = field(metadata={"check": _check_end})
     log: bool = False
-    step: float | None = None
+    step: float | None = field(default=None, metadata={"check": _check_end})
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse ends in the wrong order, a logarithm of no number, and steps that lead nowhere."""
+        if self.low >= self.high:
+            raise InvalidInput(f"high={self.high} is not allowed; expected a number above low = {self.low}")
+        if self.log and self.low <= 0:
+            raise InvalidInput(f"low={self.low} is not allowed; expected a number above 0, as log = true")
+        if self.step is None:
+            return
+        if self.log:
+            raise InvalidInput(f"step={self.step} is not allowed beside log = true")
+        if self.step <= 0 or (self.whole and not isinstance(self.step, int)):
+            kind = "a whole number of at least 1" if self.whole else "a number above 0"
+            raise InvalidInput(f"step={self.step} is not allowed; expected {kind}")
+        if (self.high - self.low) / self.step > LIMIT:
+            raise InvalidInput(f"step={self.step} is not allowed; the range has more than {LIMIT} steps")
 
     @property
     def whole(self) -> bool:
@@ -82,21 +111,121 @@ Assignment = dict[str, Any]
 """Name of a parameter -> its number, or which option it takes."""
 
 
-def read_space(mistakes: Mistakes, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the study `raw` with ranges and choices as objects; one in a table that does not vary is a mistake."""
+def read_space(reader: StudyReader, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the study `raw` with lists, ranges and choices as objects; one in a table that does not vary is a mistake.
+
+    The code that import paths name is asked what it takes.
+    """
     tree: dict[str, Any] = {}
     for key, table in raw.items():
         if key not in SEARCHED:
-            _refuse_dimensions(mistakes, key, table)
+            _refuse_dimensions(reader.mistakes, key, table)
             tree[key] = table
         elif key in KINDS and isinstance(table, list) and all(isinstance(one, Mapping) for one in table):
-            options = [_read_algorithm(mistakes, f"{key}[{i}]", key, one) for i, one in enumerate(table)]
-            tree[key] = _choose_table(key, options)
+            options = [read_lists(reader, f"{key}[{i}]", KINDS[key], one, _read) for i, one in enumerate(table)]
+            tree[key] = [_choice(key, options)] if len(options) > 1 else options
         elif key == "training" and isinstance(table, Mapping):
-            tree[key] = {k: _read_training(mistakes, k, value) for k, value in table.items()}
+            tree[key] = {k: _read_training(reader, k, value) for k, value in table.items()}
         else:
-            tree[key] = _read(mistakes, key, table)
+            tree[key] = _read(reader.mistakes, key, table)
     return tree
+
+
+def list_tables(reader: StudyReader, where: str, kind: str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tables without lists that the lists in the `table` of an algorithm make, the first varying slowest."""
+    tree = read_lists(reader, where, kind, table, lambda mistakes, where, value: value)
+    if (count := count_points(tree)) > LIMIT:
+        reader.mistakes.add(where, f"the lists make {count} combinations; at most {LIMIT} are allowed")
+        return []
+    return [assigned(tree, point) for point in list_points(tree)]
+
+
+Reading = Callable[[Mistakes, str, Any], Any]
+"""How a value is read in which no list spans anything: for ranges and choices, or as it is."""
+
+
+def read_lists(reader: StudyReader, where: str, kind: str, table: Any, read: Reading) -> Any:
+    """Return the table of an algorithm of `kind` with a choice for every list that stands for several values.
+
+    All that is none of those lists is read by `read`.
+    """
+    if not isinstance(table, Mapping):
+        return read(reader.mistakes, where, table)
+    if "choice" in table and read is _read:
+        return _read_choice(reader.mistakes, where, table, lambda at, one: read_lists(reader, at, kind, one, read))
+    if isinstance(table.get("combine"), list):
+        parts = enumerate(table["combine"])
+        return {**table, "combine": [read_lists(reader, f"{where}.combine[{i}]", kind, one, read) for i, one in parts]}
+    allowed = _parameters(reader, kind, table)
+    return {
+        key: _read_value(reader, f"{where}.{key}", allowed[key], value, read)
+        if key in allowed
+        else read(reader.mistakes, f"{where}.{key}", value)
+        for key, value in _in_order(table, allowed, read)
+    }
+
+
+def _in_order(table: Mapping[str, Any], allowed: Mapping[str, Parameter], read: Reading) -> Iterable[tuple[str, Any]]:
+    """Return keys and values of a table in the order in which they vary.
+
+    In a grid that of the parameters, tables of pieces last; in a search that in which they are written.
+    """
+    if read is _read:
+        return table.items()
+    places = {key: (table_kind(p, table.get(key)) is not None, i) for i, (key, p) in enumerate(allowed.items())}
+    return sorted(table.items(), key=lambda pair: places.get(pair[0], (False, -1)))
+
+
+def _parameters(reader: StudyReader, kind: str, table: Mapping[str, Any]) -> Mapping[str, Parameter]:
+    """Return the parameters of the algorithm that `table` names; none where it is not known, which is told later."""
+    if kind == "computations":
+        return computation_parameters()
+    name, silent = table.get("name"), replace(reader, mistakes=Mistakes(""))
+    found = silent.find("", kind, name) if isinstance(name, str) else None
+    return {} if found is None else parameters_of(found)
+
+
+def _read_value(reader: StudyReader, where: str, parameter: Parameter, value: Any, read: Reading) -> Any:
+    """Return the value of a parameter, or the choice among those of a list that stands in its place."""
+    form = table_kind(parameter, value)
+    if form in ("segments", "heads") and isinstance(value, list):
+        return [_read_piece(reader, f"{where}[{i}]", form, one, read) for i, one in enumerate(value)]
+    if form in ("piece", "roles"):
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            each = [_read_pieces(reader, f"{where}[{i}]", form, one, read) for i, one in enumerate(value)]
+            return _choice(where, each) if len(each) > 1 else each[0]
+        return _read_pieces(reader, where, form, value, read)
+    return _read_list(reader, where, plain_parameter(parameter), value, read)
+
+
+def _read_list(reader: StudyReader, where: str, parameter: Parameter, value: Any, read: Reading) -> Any:
+    if isinstance(value, list) and len(value) > LIMIT:
+        reader.mistakes.add(where, f"has {len(value)} entries; at most {LIMIT} are allowed")
+        return value[0]
+    if not isinstance(value, list) or not value or parameter.takes(value) or not all(map(parameter.takes, value)):
+        return read(reader.mistakes, where, value)
+    return _choice(where, value) if len(value) > 1 else value[0]
+
+
+def _read_pieces(reader: StudyReader, where: str, form: str, value: Any, read: Reading) -> Any:
+    if form == "roles" and isinstance(value, Mapping) and "choice" not in value and not is_one_piece(value):
+        piece = Parameter("", nn.Module, None)
+        return {role: _read_value(reader, f"{where}.{role}", piece, one, read) for role, one in value.items()}
+    return _read_piece(reader, where, "piece", value, read)
+
+
+def _read_piece(reader: StudyReader, where: str, form: str, table: Any, read: Reading) -> Any:
+    if not isinstance(table, Mapping) or "choice" in table:
+        return read(reader.mistakes, where, table)
+    # What is wrong with its name is told by who reads the piece.
+    silent = replace(reader, mistakes=Mistakes(""))
+    allowed = parameters_of_piece(silent, where, form, table) or {}
+    return {
+        key: _read_list(reader, f"{where}.{key}", allowed[key], one, read)
+        if key in allowed and ":" not in str(table.get("model"))
+        else read(reader.mistakes, f"{where}.{key}", one)
+        for key, one in _in_order(table, allowed, read)
+    }
 
 
 def dimensions(tree: Any) -> dict[str, tuple[Dimension, dict[str, int]]]:
@@ -120,6 +249,11 @@ def resolve(tree: Any, pick: Callable[[Dimension], Any]) -> Any:
         case list():
             return [resolve(value, pick) for value in tree]
     return tree
+
+
+def assigned(tree: Any, assignment: Mapping[str, Any]) -> Any:
+    """Return `tree` with the values of `assignment` for its ranges and choices."""
+    return resolve(tree, lambda dimension: assignment[dimension.name])
 
 
 def active(tree: Any, assignment: Mapping[str, Any]) -> Assignment:
@@ -218,57 +352,25 @@ def _read(mistakes: Mistakes, where: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "choice" in value:
-        return _read_choice(mistakes, where, value)
+        return _read_choice(mistakes, where, value, partial(_read, mistakes))
     if _is_range(value):
         return _read_range(mistakes, where, value)
     return {key: _read(mistakes, f"{where}.{key}", one) for key, one in value.items()}
 
 
-def _read_training(mistakes: Mistakes, key: str, value: Any) -> Any:
+def _read_training(reader: StudyReader, key: str, value: Any) -> Any:
     where = f"training.{key}"
     if key != "schedule":
-        return _read(mistakes, where, value)
+        return _read(reader.mistakes, where, value)
     if isinstance(value, list):
-        options = [_read_algorithm(mistakes, f"{where}[{i}]", key, one) for i, one in enumerate(value)]
+        options = [read_lists(reader, f"{where}[{i}]", KINDS[key], one, _read) for i, one in enumerate(value)]
         return _choice(where, options) if len(options) > 1 else options[0] if options else value
-    return _read_algorithm(mistakes, where, key, value)
+    return read_lists(reader, where, KINDS[key], value, _read)
 
 
-def _read_algorithm(mistakes: Mistakes, where: str, kind: str, table: Any) -> Any:
-    """Return the table of an algorithm; a list in place of one value, elsewhere a grid, is a choice."""
-    if not isinstance(table, Mapping) or "choice" in table:
-        return _read(mistakes, where, table)
-    if isinstance(table.get("combine"), list):
-        parts = [
-            _read_algorithm(mistakes, f"{where}.combine[{i}]", kind, one) for i, one in enumerate(table["combine"])
-        ]
-        return {**table, "combine": parts}
-    return {
-        key: _choice(f"{where}.{key}", value)
-        if _spans_grid(kind, table, key, value)
-        else _read(mistakes, f"{where}.{key}", value)
-        for key, value in table.items()
-    }
-
-
-def _spans_grid(kind: str, table: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Return whether `value` is a list of values of a parameter that takes one; of own algorithms that is not known."""
-    name = table.get("name")
-    if not isinstance(value, list) or len(value) < 2 or not isinstance(name, str) or ":" in name:
-        return False
-    if name not in TABLES[KINDS[kind]]:
-        return False
-    parameter = parameters_of(load(KINDS[kind], name)).get(key)
-    plain = all(isinstance(one, (bool, int, float, str, list)) for one in value)
-    return parameter is not None and plain and not parameter.takes(value) and all(map(parameter.takes, value))
-
-
-def _choose_table(key: str, options: Sequence[Any]) -> list[Any]:
-    """Return the one table of a kind that a trial has, as a list, which studies have there."""
-    return [_choice(key, options)] if len(options) > 1 else list(options)
-
-
-def _read_choice(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Any:
+def _read_choice(
+    mistakes: Mistakes, where: str, table: Mapping[str, Any], read_option: Callable[[str, Any], Any]
+) -> Any:
     for key in table:
         if key != "choice":
             mistakes.add(f"{where}.{key}", unknown("key", key, ["choice"]))
@@ -283,7 +385,7 @@ def _read_choice(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> An
     for i, text in enumerate(texts):
         if text in texts[:i]:
             mistakes.add(f"{where}.choice", f"{short_repr(options[i])} is there twice; expected once")
-    return _choice(where, [_read(mistakes, f"{where}[{i}]", one) for i, one in enumerate(options)])
+    return _choice(where, [read_option(f"{where}[{i}]", one) for i, one in enumerate(options)])
 
 
 def _choice(name: str, options: Sequence[Any]) -> SearchChoice:
@@ -306,38 +408,10 @@ def _is_range(table: Mapping[str, Any]) -> bool:
 
 
 def _read_range(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Any:
-    with mistakes.part() as own:
-        for key in table:
-            if key not in ("low", "high", "log", "step"):
-                own.add(f"{where}.{key}", unknown("key", key, ["low", "high", "log", "step"]))
-        for key in ("low", "high", "step"):
-            if key not in table:
-                if key != "step":
-                    own.add(f"{where}.{key}", "is missing; expected a number")
-            elif isinstance(table[key], bool) or not isinstance(table[key], (int, float)) or not _finite(table[key]):
-                own.add(f"{where}.{key}", f"{short_repr(table[key])} is not allowed; expected a number")
-        if not isinstance(table.get("log", False), bool):
-            own.add(f"{where}.log", f"{short_repr(table['log'])} is not allowed; expected true or false")
-        if own:
-            # Read on with any number that is there, so that one mistake hides no other.
-            return next((table[k] for k in ("low", "high") if isinstance(table.get(k), (int, float))), None)
-        found = SearchRange(where, table["low"], table["high"], table.get("log", False), table.get("step"))
-        if found.low >= found.high:
-            own.add(f"{where}.high", f"{found.high} is not allowed; expected a number above low = {found.low}")
-        elif found.log and found.low <= 0:
-            own.add(f"{where}.low", f"{found.low} is not allowed; expected a number above 0, as log = true")
-        elif found.step is not None and found.log:
-            own.add(f"{where}.step", "is not allowed beside log = true")
-        elif found.step is not None and (found.step <= 0 or (found.whole and not isinstance(found.step, int))):
-            kind = "a whole number of at least 1" if found.whole else "a number above 0"
-            own.add(f"{where}.step", f"{found.step} is not allowed; expected {kind}")
-        elif found.step is not None and (found.high - found.low) / found.step > LIMIT:
-            own.add(f"{where}.step", f"{found.step} is not allowed; the range has more than {LIMIT} steps")
-        return found.low if own else found
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value) and abs(value) <= 2**53
+    found = read_table(mistakes, where, SearchRange, table)
+    # Read on with any number that is there, so that one mistake hides no other.
+    there = (table[key] for key in ("low", "high") if isinstance(table.get(key), (int, float)))
+    return next(there, None) if found is None else replace(found, name=where)
 
 
 def _refuse_dimensions(mistakes: Mistakes, where: str, value: Any) -> None:

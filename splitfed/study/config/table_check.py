@@ -14,6 +14,7 @@ from splitfed.core.errors import unknown
 from splitfed.registry import SINGULAR, TABLES
 from splitfed.study.config import schema
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes, in_file_order
+from splitfed.study.config.values import TABLES as MOST
 
 NAMING: Mapping[str, str] = {
     "data": "data",
@@ -57,7 +58,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield where a piece is named, its kind, and the name."""
     for key, kind in NAMING.items():
         given = raw.get(key)
-        too_many = isinstance(given, list) and len(given) > schema.TABLES
+        too_many = isinstance(given, list) and len(given) > MOST
         for where, table in () if too_many else _tables(key, given):
             parts = table.get("combine")
             named = _tables(f"{where}.combine", parts) if isinstance(parts, list) else [(where, table)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizer_arguments import options_of
@@ -15,75 +14,66 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.parameter_groups import ParameterGroup
 from splitfed.core.topology import Topology
 from splitfed.costs.clock import party_names
-from splitfed.costs.speeds import Machine, Speeds
+from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
 from splitfed.schedules.base import Schedule
-from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
-from splitfed.study.config.parameters import check_parameters, parameters_of
-from splitfed.study.config.run_spec import NamedAlgorithm, TrainingPlan
+from splitfed.study.config.run_spec import TrainingPlan
 from splitfed.study.config.schema import TrainingTable
+from splitfed.study.config.values import read_table
 
 
-def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
-    """Return the table with defaults, and the plan with each of its schedules."""
-    mistakes, recorded = reader.mistakes, table.record
-    optimizer_written, optimizer = _parse_optimizers(reader, table.optimizer)
-    record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
-    speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
-    schedules_written, schedules = _expand_schedules(reader, table.schedule)
-    resolved = table.model_dump() | {
-        "schedule": schedules_written,
-        "optimizer": optimizer_written,
-        "speeds": speeds_written,
-    }
-    plain = {
-        name: getattr(table, name) for name in ("rounds", "batch_size", "evaluate_every", "device", "delta", "across")
-    }
-    own = {one.name: getattr(table, one.name) for one in fields(LocalUpdate)}
-    local = LocalUpdate()
-    with mistakes.blaming("training", own):
-        local = LocalUpdate(**own)
-    return resolved, [
-        TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, local=local, **plain)
-        for where, schedule in schedules
-    ]
+def read_training(reader: StudyReader, table: TrainingTable, batch_size: int | tuple[int, ...]) -> TrainingPlan | None:
+    """Return how the runs of a study train, all but their schedule; None after a mistake."""
+    with reader.mistakes.part() as own:
+        optimizer = _read_optimizers(replace(reader, mistakes=own), table.optimizer)
+        record = read_table(own, "training.record", Recording, table.record or {})
+        speeds = None if table.speeds is None else read_table(own, "training.speeds", Speeds, table.speeds)
+        if own or record is None or optimizer is None:
+            return None
+        named = ("rounds", "evaluate_every", "device", "delta", "across")
+        local = LocalUpdate(**{one.name: getattr(table, one.name) for one in fields(LocalUpdate)})
+        rest = {name: getattr(table, name) for name in named}
+        return TrainingPlan(
+            optimizer,
+            batch_size=batch_size,
+            local=local,
+            record=record,
+            speeds=speeds,
+            optimizer_table=table.optimizer,
+            **rest,
+        )
 
 
-def _expand_schedules(reader: StudyReader, given: Any) -> tuple[Any, list[tuple[str, NamedAlgorithm]]]:
-    """Return one schedule, or a list of them, as written, and every point of their grids with its place."""
+def list_schedules(mistakes: Mistakes, given: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of the schedules that stand in `training.schedule`, lists in them kept, with their places."""
     where, single = "training.schedule", not isinstance(given, list)
-    written: list[dict[str, Any]] = []
-    found: list[tuple[str, NamedAlgorithm]] = []
+    found: list[tuple[str, Mapping[str, Any]]] = []
     if given == []:
-        reader.mistakes.add(where, "[] is not allowed; expected at least one schedule")
+        mistakes.add(where, "[] is not allowed; expected at least one schedule")
     for i, one in enumerate([given] if single else given):
         place = where if single else f"{where}[{i}]"
-        if not isinstance(one, (str, Mapping)):
-            reader.mistakes.add(
-                place, f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
-            )
-            continue
-        table, points = expand_table(reader, place, "schedules", {"name": one} if isinstance(one, str) else one)
-        written.append(table)
-        found += [(place, point) for point in points]
-    return written[0] if len(written) == 1 else written, found
+        if isinstance(one, (str, Mapping)):
+            found.append((place, {"name": one} if isinstance(one, str) else one))
+        else:
+            wrong = f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
+            mistakes.add(place, wrong)
+    return found
 
 
-def _parse_optimizers(reader: StudyReader, table: Mapping[str, Any]) -> tuple[dict[str, Any], Optim | dict[str, Optim]]:
-    """Return as written, with defaults, and as `train` takes it: one table for all roles, or a table a role."""
+def _read_optimizers(reader: StudyReader, table: Mapping[str, Any]) -> Optim | dict[str, Optim] | None:
+    """Return the optimizers as `train` takes them, one for all roles or a role each; None after a mistake."""
     if not table:
-        return _optimizer_table("SGD", Optim()), Optim()
+        return Optim()
     if all(isinstance(value, Mapping) and key != "scheduler" for key, value in table.items()):
-        parsed = {role: _parse_optimizer(reader, f"training.optimizer.{role}", own) for role, own in table.items()}
-        found = {role: one for role, one in parsed.items() if one is not None}
-        return {role: text for role, (text, _) in found.items()}, {role: optim for role, (_, optim) in found.items()}
-    return _parse_optimizer(reader, "training.optimizer", table) or ({}, Optim())
+        found = {role: _read_optimizer(reader, f"training.optimizer.{role}", own) for role, own in table.items()}
+        return {role: optim for role, optim in found.items() if optim is not None}
+    return _read_optimizer(reader, "training.optimizer", table)
 
 
-def _parse_optimizer(reader: StudyReader, where: str, table: Mapping[str, Any]) -> tuple[dict[str, Any], Optim] | None:
-    """Return `{name, lr, ..., clip_norm, groups = [...], scheduler = {name, every, ...}}`, and the `Optim` it means.
+def _read_optimizer(reader: StudyReader, where: str, table: Mapping[str, Any]) -> Optim | None:
+    """Return what `{name, lr, ..., clip_norm, groups = [...], scheduler = {name, every, ...}}` means.
 
     A name with a colon is an import path, to a subclass of `torch.optim.Optimizer` or a function of the study's folder.
     """
@@ -105,8 +95,7 @@ def _parse_optimizer(reader: StudyReader, where: str, table: Mapping[str, Any]) 
         kind: Any = name
         if ":" in name and (kind := reader.find(f"{where}.name", "optimizers", name)) is None:
             return None
-        optim = Optim(kind, options, rest.pop("name", None), rest, every, clip_norm, groups)
-        return _optimizer_table(name, optim), optim
+        return Optim(kind, options, rest.pop("name", None), rest, every, clip_norm, groups)
     return None
 
 
@@ -127,45 +116,8 @@ def _parse_groups(given: Any) -> tuple[ParameterGroup, ...]:
     return tuple(groups)
 
 
-def _optimizer_table(name: str, optim: Optim) -> dict[str, Any]:
-    every = {} if optim.scheduler_every == "round" else {"every": optim.scheduler_every}
-    scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options, **every}} if optim.scheduler else {}
-    clip = {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
-    groups = [
-        {
-            "match": list(group.match),
-            **({} if group.max_dims is None else {"max_dims": group.max_dims}),
-            **group.options,
-        }
-        for group in optim.groups
-    ]
-    return {"name": name, **optim.options, **clip, **({"groups": groups} if groups else {}), **scheduler}
-
-
 OPTIMIZER = ("name", "scheduler", "clip_norm", "groups")
 """Keys of an optimizer's table beside the options of the optimizer."""
-EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
-
-
-def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
-    """Return the table `given` with its defaults, and the `Speeds` it describes; None for both without a table."""
-    if given is None:
-        return None, None
-    allowed = parameters_of(Speeds)
-    with mistakes.part() as own:
-        table = _check_table(own, where, given, f"default = {EXAMPLE}")
-        rest = {key: value for key, value in table.items() if key not in ("default", "named")}
-        plain = {name: allowed[name] for name in ("stragglers", "spread", "seed")}
-        found = check_parameters(own, where, plain, rest, keys=["default", "named"])
-        default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
-        each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
-        machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
-        speeds = None
-        if not own:
-            with own.at(where):
-                check_count("seed", found.points[0].full["seed"], high=math.inf)
-                speeds = Speeds(default, {name: one for name, (_, one) in machines.items()}, **found.points[0].full)
-    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
 
 
 class PartyNames:
@@ -189,21 +141,3 @@ class PartyNames:
             named={name: machine for name, machine in speeds.named.items() if name in self.parties | self.roles},
             stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
         )
-
-
-def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
-    machine = Machine()
-    with mistakes.part() as own:
-        table = _check_table(own, where, given, EXAMPLE.strip("{}"))
-        found = check_parameters(own, where, parameters_of(Machine), table)
-        if not own:
-            with own.at(where):
-                machine = Machine(**found.points[0].full)
-    return found.written, machine
-
-
-def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
-    if isinstance(given, Mapping):
-        return given
-    mistakes.add(where, f"{short_repr(given)} is not allowed; expected a table such as {{{example}}}")
-    return {}

@@ -277,13 +277,7 @@ def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
 
 def _group_settings(results: Sequence[RunResult]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
-    groups = group_by(
-        results,
-        lambda r: (
-            *(r.topology.label, r.defense.label, *_layers_of(r).values(), r.training_attack),
-            *(r.variant, r.model, r.data, r.clients),
-        ),
-    )
+    groups = group_by(results, lambda r: (*r.labels.values(), r.variant, r.model, r.data, r.clients))
     several = {name for name in LAYERS if len({getattr(r, name) for r in results}) > 1}
     settings = []
     for members in groups.values():

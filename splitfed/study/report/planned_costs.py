@@ -172,7 +172,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
     first, builder = grid.cells[0], build.StudyBuilder(data)
     mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.computation.secure is None)
     # Schedules are compared in plain where the study has such runs.
-    shapes = {c.topology.builder.label: c for c in mine}
+    shapes = {c.topology.label: c for c in mine}
     return {
         "study": grid.name,
         "seed": first.seed,
@@ -212,12 +212,12 @@ def _defended_bytes(grid: Grid, defense: str, builder: build.StudyBuilder) -> li
 
 def _study_cells(grid: Grid, topology: str, seed: int) -> list[RunSpec]:
     """Return one run for each schedule of the study, and each method on it, with this topology."""
-    mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
+    mine = [c for c in grid.cells if c.topology.label == topology and c.seed == seed]
     return list({tuple(c.labels.values()): c for c in mine}.values())
 
 
 def _topology_costs(cell: RunSpec, builder: build.StudyBuilder, own: Sequence[RunSpec], others: Sequence[str]) -> Json:
-    named = {c.training.schedule.name for c in own}
+    named = {c.schedule.name for c in own}
     found = [(c.labels, True, _costs_or_refusal(c, builder)) for c in own]
     for name in (other for other in others if other not in named):
         costs = _costs_or_refusal(cell, builder, load("schedules", name)())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
 from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.grid import Grid, expand
-from splitfed.study.config.mistakes import Mistakes, in_file_order
+from splitfed.study.config.mistakes import InvalidStudy, Mistakes, in_file_order, place_of, remove_key
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import Assignment
 from splitfed.study.config.table_check import check_tables
@@ -75,17 +76,50 @@ def check_study(
 
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
-    check_tables(raw, source)
+    code = NameResolver(base) if code is None else code
+    check_all_tables(raw, source, base, code)
     with in_file_order(raw):
-        grid = expand(schema.parse_study(raw, source), source, base, NameResolver(base) if code is None else code)
-        return check_grid(grid, source)
+        return check_grid(expand(schema.parse_study(raw, source), source, base, code), source)
+
+
+def check_all_tables(raw: Mapping[str, Any], source: str, base: Path, code: NameResolver) -> None:
+    """Raise `InvalidStudy` where keys of tables or names are wrong, with all that is wrong with values beside them."""
+    try:
+        check_tables(raw, source)
+    except InvalidStudy as error:
+        mistakes = Mistakes(source)
+        mistakes.take_lines(error.lines, error.more)
+        mistakes.take_lines(mistakes_in_values(raw, source, base, code, error))
+        with in_file_order(raw):
+            mistakes.stop()
+
+
+def mistakes_in_values(
+    raw: Mapping[str, Any], source: str, base: Path, code: NameResolver, known: InvalidStudy
+) -> list[str]:
+    """Return what else is wrong with the study `raw`, of which mistakes in keys and names are `known`, a line each.
+
+    It is read without the keys that are wrong; where that leaves no study, the known mistakes have to be mended first.
+    """
+    rest, told = copy.deepcopy(dict(raw)), {place_of(line) for line in known.lines}
+    for place in told:
+        if not place.endswith(".name"):
+            remove_key(rest, place)
+    try:
+        if "search" in rest:
+            read_search(rest, source, base, code)
+        else:
+            expand(schema.parse_study(rest, source), source, base, code)
+    except InvalidStudy as error:
+        return [line for line in error.lines if place_of(line) not in told]
+    return []
 
 
 def check_raw(
     raw: Mapping[str, Any], source: str, base: Path, code: NameResolver, text: str, folder: Path | None, token: str = ""
 ) -> CheckedStudy:
     """Check the study `raw`, unless `folder` keeps what an earlier check of it found; see `recall` for `token`."""
-    check_tables(raw, source)
+    check_all_tables(raw, source, base, code)
     with in_file_order(raw):
         if "search" in raw:
             search, first = read_search(raw, source, base, code)

@@ -27,9 +27,9 @@ from splitfed.study.config import build
 from splitfed.study.config.assembly import build_model
 from splitfed.study.config.grid import expand
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.piece_tables import HIDDEN
 from splitfed.study.config.schema import parse_study
+from splitfed.study.config.values import parameters_of, read_parameters
 from splitfed.study.run.checked_study import read_study_file
 from splitfed.study.trust import is_results
 from splitfed.topologies.auto_cuts import with_auto_cuts
@@ -172,7 +172,7 @@ def _load_by_name(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor
     parameters = dict(_parse_setting(text) for text in request.settings)
     if ":" not in name:
         mistakes = Mistakes("splitfed cuts")
-        check_parameters(mistakes, name, parameters_of(factory, HIDDEN["models"]), parameters)
+        read_parameters(mistakes, name, parameters_of(factory, HIDDEN["models"]), parameters)
         mistakes.stop()
     model = build_model(request.name, name, shape, outputs, 0, parameters, code)
     draws = generator(0, "cut places")

@@ -87,8 +87,8 @@ def _name_cuts(mistakes: Mistakes, notes: Mapping[str, Mistakes], grid: Grid, da
         mistakes.stop()
         return grid
     named: dict[str, RunSpec] = {}
-    for label in dict.fromkeys(cell.topology.builder.label for cell in grid.cells):
-        cells = tuple(cell for cell in grid.cells if cell.topology.builder.label == label)
+    for label in dict.fromkeys(cell.topology.label for cell in grid.cells):
+        cells = tuple(cell for cell in grid.cells if cell.topology.label == label)
         own = notes[cells[0].id]
         named |= {cell.id: cell for cell in name_auto_cuts(own, replace(grid, cells=cells), data).cells}
         for cell in cells[1:]:
@@ -175,7 +175,7 @@ def _place_of(cell: RunSpec, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
     places = {
         **dict.fromkeys(("topology", ""), cell.topology.where),
-        "schedule": cell.training.where,
+        "schedule": cell.schedule.where,
         "method": cell.method.where,
         "computation": cell.computation.where,
         "defenses": cell.defense.where,

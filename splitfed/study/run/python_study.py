@@ -130,7 +130,7 @@ class PreparedStudy:
             varied = describe_dimensions(self.checked.search)
             return html_table(repr(self), ("parameter", "values"), list(varied.items()))
         rows = [
-            (cell.id, cell.topology.builder.label, cell.defense.label, cell.training.schedule.label, cell.seed)
+            (cell.id, cell.topology.label, cell.defense.label, cell.schedule.label, cell.seed)
             for cell in self.checked.grid.cells
         ]
         return html_table(repr(self), ("run", "topology", "defense", "schedule", "seed"), rows)

@@ -11,12 +11,12 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
-from splitfed.study.config.algorithm_tables import parse_attack
-from splitfed.study.config.grid import attack_table
+from splitfed.study.config.algorithm_tables import read_attack
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.run_spec import RunSpec, slug
 from splitfed.study.config.toml import dumps
+from splitfed.study.config.values import read_table
 from splitfed.study.results import AttackRecord, RunResult, read_result, write_result
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
@@ -69,8 +69,9 @@ def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], 
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
-    tables = [schema.AttackTable(name=name, **given) for name in names]
-    attack_settings = [parse_attack(reader, table.name, table) for table in tables]
+    asked = {key: value for key, value in given.items() if value is not None}
+    tables = [read_table(mistakes, name, schema.AttackTable, {"name": name, **asked}) for name in names]
+    attack_settings = [read_attack(reader, table.name, table) for table in tables if table is not None]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, attack_settings):
         own = (found.attack.name, found.attack.parameters)
@@ -91,9 +92,10 @@ def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], 
         entries = [run_attack(run, found, folder, watcher) for found in chosen]
     keys, labels = {entry.attack for entry in entries}, {found.label for found in chosen}
     others = [a for a in result.attacks if a.attack not in keys]
-    asked = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
+    asked_now = (*(p for p in cell.attacks if p.label not in labels), *chosen)
     sources = read_own_files(folder)
-    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": asked})))
+    config = replace(cell, attacks=asked_now).config
+    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(config)))
     if sources is not None:
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)

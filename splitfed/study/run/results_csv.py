@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
-LABELS = ("seed", "schedule", "model", "data", "clients", "method")
 COSTS = ("restart_optimizers", "starts", "bytes", "messages", "seconds", "rounds")
 
 
@@ -58,7 +57,7 @@ def table_rows(result: RunResult) -> Iterator[dict[str, Any]]:
         "defense": result.defense.name,
         "defense_label": result.defense.label,
         **{key: getattr(result.defense, key) for key in (*STRENGTH, "guarantee")},
-        **{key: getattr(result, key) for key in LABELS},
+        **{key: getattr(result, key) for key in ("seed", "schedule", "model", "data", "clients", "method")},
         COMPUTATION: result.computation,
         **{key: label for key in ("variant", "training_attack") if (label := getattr(result, key))},
     }

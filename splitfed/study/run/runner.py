@@ -134,8 +134,7 @@ def at_length(cell: RunSpec, folder: Path) -> RunSpec:
 
 def with_rounds(cell: RunSpec, rounds: int) -> RunSpec:
     """Return `cell` with `rounds` rounds in all."""
-    config = {**cell.config, "training": {**cell.config["training"], "rounds": rounds}}
-    return replace(cell, training=replace(cell.training, rounds=rounds), config=config)
+    return replace(cell, training=replace(cell.training, rounds=rounds))
 
 
 def _earlier_length(cell: RunSpec, folder: Path) -> int | None:
@@ -288,11 +287,11 @@ def _tune_attack(run: Run, setting: AttackSetting, watcher: Watcher) -> tuple[At
 
 def identity_of(cell: RunSpec) -> RunResult:
     """Return a result that says no more than what the run is: its name, and the labels of all that it is made of."""
-    builder, guard, labels = cell.topology.builder, cell.defense, cell.labels
+    builder, guard, labels = cell.topology.part, cell.defense, cell.labels
     parts = tuple({"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts)
     return RunResult(
         id=cell.id,
-        topology=TopologyLabel(labels["topology"], builder.name, dict(builder.parameters), cell.topology.cut_choice),
+        topology=TopologyLabel(labels["topology"], builder.name, dict(builder.parameters), cell.cut_choice),
         defense=DefenseLabel(guard.label, guard.name, guard.guarantee, **_describe_strength(guard), parts=parts),
         seed=cell.seed,
         training_attack=None if cell.training_attack is None else cell.training_attack.label,

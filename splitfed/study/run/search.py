@@ -224,8 +224,8 @@ def blank_record(search: SearchStudy, drawn: DrawnTrial) -> Json:
 def _setting_of(cell: RunSpec) -> Json:
     """Return what a trial's runs have in common, by their labels."""
     return {
-        "topology": cell.topology.builder.label,
-        "schedule": cell.training.schedule.label,
+        "topology": cell.topology.label,
+        "schedule": cell.schedule.label,
         "method": cell.method.label,
         "defense": cell.defense.label,
         "family": cell.defense.name,

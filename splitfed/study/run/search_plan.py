@@ -41,7 +41,7 @@ def plan_search(search: SearchStudy, cells: Sequence[RunSpec], data: Dataset) ->
         "varies": describe_dimensions(search),
         "attacks": [setting.label for setting in cells[0].attacks],
         "price": PRICE if any(_promises(search, one) for one in list_variations(search.tree)) else None,
-        "setting": f"{cells[0].defense.label}, {cells[0].topology.builder.label}",
+        "setting": f"{cells[0].defense.label}, {cells[0].topology.label}",
     }
 
 

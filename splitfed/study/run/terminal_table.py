@@ -43,26 +43,15 @@ def setting_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
     A setting is a topology with a defense, with a schedule and a federated method where the study has several, and
     with the training attack that hijacked it.
     """
-    several = len({found.schedule for found in results}) > 1
-    layered = {found.method for found in results} != {"none"}
     secured = {found.computation for found in results} != {"none"}
-    groups = group_by(
-        results,
-        lambda r: (r.topology.label, r.schedule, r.method, r.computation, r.defense.label, r.training_attack),
-    )
+    told = {"topology": True, "defense": True, COMPUTATION: secured}
+    told |= {"schedule": len({found.schedule for found in results}) > 1}
+    told |= {"method": {found.method for found in results} != {"none"}}
     rows = []
-    for (topology, schedule, method, computation, defense, inside), group in groups.items():
+    for labels, group in group_by(results, lambda found: tuple(found.labels.items())).items():
         ended = [found for found in group if found.failed is None]
-        row = {
-            "topology": topology,
-            **({"schedule": schedule} if several else {}),
-            **({"method": method} if layered else {}),
-            **({COMPUTATION: computation} if secured else {}),
-            "defense": defense,
-            **({"training_attack": inside} if inside else {}),
-            "seeds": len(ended),
-            "failed": len(group) - len(ended),
-        }
+        shown: dict[str, Any] = {key: label for key, label in labels if told.get(key, label)}
+        row = shown | {"seeds": len(ended), "failed": len(group) - len(ended)}
         rows.append(row | (_means_of(ended) if ended else {}) | (_costs_of(ended) if secured and ended else {}))
     return rows
 
