@@ -101,7 +101,7 @@ class StudyFolder:
         if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / ".lock").open("a") as file:
             limit = time.monotonic() + PATIENCE
             while not _take(file):
                 if time.monotonic() > limit:
