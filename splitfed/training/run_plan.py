@@ -59,7 +59,7 @@ class RunPlan:
         with about("across"):
             check_across(self.evaluation.across_clients, self.prepared.defenses)
         with about("speeds"):
-            check_speeds(self.prepared, self.evaluation.speeds)
+            check_speeds(self.prepared.topology, self.evaluation.speeds)
         with about("callbacks"):
             check_deciding(self.logging.callbacks, self.prepared)
 
