@@ -79,11 +79,12 @@ if TYPE_CHECKING:
     )
     from splitfed.study.run.search_session import SearchSession as SearchSession
     from splitfed.threats.attack_result import AttackResult as AttackResult
+    from splitfed.training.callbacks import Callback as Callback
     from splitfed.training.early_stopping import EarlyStopping as EarlyStopping
     from splitfed.training.entry_point import train as train
     from splitfed.training.inference import predict as predict
     from splitfed.training.progress_bar import ProgressBar as ProgressBar
-    from splitfed.training.run import Callback as Callback, Run as Run
+    from splitfed.training.run import Run as Run
     from splitfed.training.settings import Adversaries as Adversaries, Evaluation as Evaluation, Logging as Logging
     from splitfed.training.writers import (
         CsvWriter as CsvWriter,

@@ -73,7 +73,7 @@ CONTRACTS = (
     "splitfed.federated.learner:LearnerWeights",
     "splitfed.poisoning.base:Poisoning",
     "splitfed.schedules.base:Schedule",
-    "splitfed.training.run:Callback",
+    "splitfed.training.callbacks:Callback",
 )
 
 

@@ -197,7 +197,7 @@ def measured(line: Line, seed: int, rate: float) -> dict[str, float]:
 
 def _different(run: sf.Run, line: Line) -> list[int]:
     """The clients whose models differ: one where segments are shared, else all of them."""
-    own = [run.schedule.newest(client, run.schedule_state) for client in range(run.engine.replicas)]
+    own = [run.schedule.newest(client, run.trainer.schedule_state) for client in range(run.engine.replicas)]
     return list(range(run.engine.replicas)) if own == list(range(run.engine.replicas)) else [0]
 
 

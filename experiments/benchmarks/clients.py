@@ -17,6 +17,7 @@ from splitfed.models.lenet import lenet
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.training.entry_point import engine_of
+from splitfed.training.run_plan import RunPlan
 
 ROWS, BATCH, TURNS, REPEATS = 60, 30, 40, 15
 
@@ -34,7 +35,8 @@ def engine_with(clients: int, schedule: str) -> LocalEngine:
     split = data.clients(clients, auxiliary=0, victims=0, validation=0, test=0)
     topology = sf.topologies.vanilla(lenet((1, 28, 28), 10), "pool1")
     training = Training(BATCH)
-    return engine_of(prepare(topology, split, schedule=schedule, defenses=(), optimizer=None, training=training))
+    ready = prepare(topology, split, schedule=schedule, defenses=(), optimizer=None, training=training)
+    return engine_of(RunPlan(ready, 1))
 
 
 def spent(engine: LocalEngine, first: int) -> float:

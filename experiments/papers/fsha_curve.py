@@ -142,7 +142,7 @@ def look(run: Run, weight: float) -> dict[str, float]:
         "mean image": float((known.mean(0) - truth).square().mean()),
         "ssim": result.scores["attack"]["ssim"].mean,
     }
-    state = run.training_attacks["server"]
+    state = run.engine.training_attacks["server"]
     assert isinstance(state, TrainingAttackState)
     if weight:
         sent = releases(run.engine.modules(0)["bottom"], run.data.clients[0].train.x, BATCHES)

@@ -139,7 +139,7 @@ def measure(variant: Variant, way: Way, seed: int, state: Path, rows: int | None
         "each": [100 * float(score) for score in last["clients"]],
         AMONG: 100 * fmean(own_accuracies(run)),
         ALL: 100 * fmean(last["across"]["union"]),
-        "starts": run.starts,
+        "starts": run.training.starts,
         "MiB": run.bytes / 2**20,
     }
 

@@ -102,7 +102,7 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     steps = rounds * -(-len(data(seed, setting.each).clients[0].train) // 64)
     made = Pcat.with_budget("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
     run = train(seed, setting, made, rounds)
-    state, test, known = run.training_attacks["server"], run.data.test_union(), run.data.auxiliary
+    state, test, known = run.engine.training_attacks["server"], run.data.test_union(), run.data.auxiliary
     assert isinstance(state, PseudoClient)
     found: dict[str, Any] = {"task": run.accuracy}
     found["stolen"] = accuracy(state.classify(run.observe("server"), test.x), test)

@@ -18,8 +18,6 @@ def stages(start: Callable[[], Run], rounds: int, every: int, look: Look, folder
     `start` makes the run and trains its first round. State is kept in `folder`: what was seen is not seen again.
     """
     run = start()
-    training = run.evaluator.grants.training
-    assert training is not None
     found = checkpoint.load(folder)
     if found is None:
         done, seen = 1, [{"round": 1, **look(run)}]
@@ -29,8 +27,7 @@ def stages(start: Callable[[], Run], rounds: int, every: int, look: Look, folder
         run.load_state(states)
         done = found[0]
     for number in range(done, rounds):
-        run.schedule.round(run.trainer, training, number, run.schedule_state)
-        run.engine.end_round()
+        run.trainer.train(number)
         if (number + 1) % every == 0 or number + 1 == rounds:
             seen.append({"round": number + 1, **look(run)})
             checkpoint.save(folder, number + 1, {**run.state(), "seen": {"stages": seen}})

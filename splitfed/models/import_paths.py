@@ -32,7 +32,7 @@ CLASSES = {
     **registry.CONTRACTS,
     "models": "torch.nn:Module",
     "optimizers": "torch.optim:Optimizer",
-    "callbacks": "splitfed.training.run:Callback",
+    "callbacks": "splitfed.training.callbacks:Callback",
 }
 """Kind -> the required base class; topologies, data sets, losses and metrics are functions only."""
 

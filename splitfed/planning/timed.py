@@ -90,9 +90,9 @@ def _sizes(batches: Sequence[Tensor]) -> list[int]:
     return [len(rows) for rows in batches if len(rows)]
 
 
-def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
+def check_speeds(topology: Topology, speeds: Speeds | None) -> None:
     """Raise `InvalidInput` for a simulated clock of a run whose computation is not plain."""
-    computation = prepared.topology.computation
+    computation = topology.computation
     if speeds is not None and computation is not None:
         raise InvalidInput(
             f"speeds count arithmetic in plain, and {computation.refusals['speeds']}: leave one of them out; the "
@@ -102,7 +102,7 @@ def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
 
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
     """Return a simulated clock at time zero for the parties of `prepared`, with these `speeds`."""
-    check_speeds(prepared, speeds)
+    check_speeds(prepared.topology, speeds)
     shape_of_topology: dict[int, StepShape] = {}
     shapes = {}
     for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):

@@ -45,19 +45,19 @@ class KnowledgeGrants:
     """Computes what the parties of `engine` may know of a run.
 
     `newest(client)` returns the source of the client's current segments. `training`, `rounds`, `schedule` and `method`
-    are those of the run, once they are known; `sent`: the kinds of messages that its clients will send for the method,
-    before any has been sent.
+    are those of the run; `planned_kinds()` returns the kinds of messages that its clients will send for the method,
+    asked before any has been sent.
     """
 
     engine: Engine
     data: Federation
     seed: int
     newest: Callable[[int], Source]
-    training: Training | None = None
-    rounds: int = 0
-    schedule: Schedule | None = None
-    method: Method | None = None
-    sent: frozenset[str] = frozenset()
+    training: Training
+    rounds: int
+    schedule: Schedule
+    method: Method | None
+    planned_kinds: Callable[[], frozenset[str]]
 
     def knowledge(
         self, party: str, client: int, stream: int, releases: int = 1, at_once: int | None = None
@@ -155,7 +155,7 @@ class KnowledgeGrants:
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
-        epochs = self.rounds * (1 if self.training is None else self.training.local_epochs)
+        epochs = self.rounds * self.training.local_epochs
         return Architecture(
             topology,
             engine.all_facts[client],
@@ -200,7 +200,6 @@ class KnowledgeGrants:
 
     def batches(self, client: int, number: int) -> list[Tensor]:
         """Return the positions of the rows in every step that `client` took in round `number`."""
-        assert self.training is not None
         plan, rows = self.training, len(self.data.clients[client].train)
         if isinstance(self.schedule, Sampled):
             # A client that stays to the end, as one must that has sent something.
@@ -210,7 +209,7 @@ class KnowledgeGrants:
 
     def local(self, party: str, client: int) -> LocalTraining | None:
         """Return how `client` trains, if `party` is an aggregation server; None for every other party."""
-        if party != FED or self.training is None:
+        if party != FED:
             return None
         role = self.engine.parties[party].role
         # Where a method alone meets there, it fuses what the only role of the clients holds.
@@ -260,7 +259,7 @@ class KnowledgeGrants:
         """Return a function that trains a copy of the client's whole model from fresh weights, as the run did."""
 
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
-            plan = (self.training or Training()).of_client(client)
+            plan = self.training.of_client(client)
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size

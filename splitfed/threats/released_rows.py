@@ -131,7 +131,6 @@ class ReleasedRows(AttackPhase):
         Steps are read up to round `number` (default: all rounds).
         """
         plan = self.grants.training
-        assert plan is not None
         rows = self.data.clients[client].train
         view = recorded_view(self.engine, party, client, plan.epochs(number)[-1])
         victims, passes = recorded_passes(view, lambda epoch: plan.batches(len(rows), epoch, client))
@@ -192,8 +191,7 @@ class ReleasedRows(AttackPhase):
         """Return the number of victims in one training step: as the attack states, else the batch size of the run."""
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
-        training = self.grants.training
-        return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
+        return attack.step_rows or self.grants.training.of_client(client).batch_size
 
     def _true_releases(self, request: AttackRequest, case: Case, outcome: Outcome) -> TrueReleases:
         """Return the encrypted values that the party received, for the scorer, and the releases of auxiliary rows."""

@@ -77,9 +77,8 @@ class MethodUploads(AttackPhase):
                 f"{who} needs {Needs.UPLOADS}; only the aggregation server of a run with a method gets that"
             )
         name = "the schedule" if method is None else type(method).__name__
-        sent = self.grants.sent or {
-            f.kind for f in self.engine.traffic.flows if f.receiver == FED and f.phase == "train"
-        }
+        arrived = {f.kind for f in self.engine.traffic.flows if f.receiver == FED and f.phase == "train"}
+        sent = arrived or self.grants.planned_kinds()
         if not sent.intersection(attack.reads):
             raise InvalidInput(
                 f"{who} reads {', '.join(attack.reads)}; clients of {name} send {', '.join(sorted(sent)) or 'nothing'}"

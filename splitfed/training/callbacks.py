@@ -8,15 +8,72 @@ would itself depend on what was released (Rogers, Roth, Ullman, Vadhan, "Privacy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from splitfed.core.defense import privacy_event
-from splitfed.core.errors import InvalidInput
-from splitfed.planning.private import planned_ledger
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.planning.validation import Prepared
-from splitfed.privacy.ledger import Ledger
-from splitfed.training.run import Callback
+from splitfed.threats.attack_result import AttackResult
+
+
+class Callback:
+    """Base of all callbacks: every hook does nothing unless it is overridden; what one raises ends the training.
+
+    `run`: the `splitfed.Run` that is trained or attacked. A run that is resumed repeats the round that a crash cut
+    short: a callback may be told of the same round twice.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a method that is called like a hook and is none."""
+        super().__init_subclass__(**options)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise unknown(f"hook of callback {cls.__name__}", name, hooks)
+
+    @property
+    def decides_by(self) -> str | None:
+        """What the end of training depends on, in words, if `on_round_end` may end it; None if it never does."""
+        return None
+
+    @property
+    def public(self) -> bool:
+        """Whether the rows that it decides by are public, so that no promise is about them."""
+        return False
+
+    def check(self, prepared: Prepared) -> None:
+        """Refuse, by `InvalidInput`, a run that it cannot serve, before anything is computed or written."""
+
+    def on_start(self, run: Any) -> None:
+        """Act before the first round that is trained now: the one after `run.history`, which a resumed run has."""
+
+    def on_round_end(self, run: Any, metrics: Mapping[str, Any]) -> str | None:
+        """Act after a round, before its checkpoint; return why training shall end here, in few words, or None.
+
+        `metrics`: the entry of the round in `run.history`.
+        """
+        return None
+
+    def on_evaluate(self, run: Any, part: str, scores: Mapping[str, Any]) -> None:
+        """Act after "validation" or "test" rows were scored; `scores` as `Run.evaluate` returns them."""
+
+    def on_attack_end(self, run: Any, result: AttackResult) -> None:
+        """Act after an attack on the run has ended and was scored."""
+
+    def on_checkpoint(self, run: Any, folder: Path) -> None:
+        """Act after the checkpoint of a round was written into `folder`; never called without a folder."""
+
+    def on_end(self, run: Any) -> None:
+        """Act when no more rounds are trained now, also where training was broken off by an error."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs of it: plain values and tensors; kept in every checkpoint."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`, as `state` returned it."""
 
 
 def check_callbacks(given: object) -> tuple[Callback, ...]:
@@ -56,13 +113,22 @@ def _describe(callback: Callback) -> str:
     return kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(callback)
 
 
-def committed_ledger(
-    callbacks: Sequence[Callback], prepared: Prepared, rounds: int, every: int, delta: float | None
-) -> Ledger | None:
-    """Return the ledger of all planned rounds, where a callback may end training early beside a promise; else None."""
-    found = deciding(callbacks)
-    if not found or all(privacy_event(defense) is None for defense in prepared.defenses):
-        return None
-    planned = planned_ledger(prepared, rounds, every, delta)
-    said = [f"when training ends, by {one.decides_by}, said to be public" for one in found]
-    return replace(planned, uncharged=(*planned.uncharged, *said))
+def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
+    """Return the states of all callbacks that have one, by class and number."""
+    return {name: state for name, one in _numbered(callbacks).items() if (state := one.state())}
+
+
+def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give every callback its state back; one that was not there before keeps what it has."""
+    for name, one in _numbered(callbacks).items():
+        if name in states:
+            one.load_state(states[name])
+
+
+def _numbered(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return every callback by its class, and its number among those of its class."""
+    found: dict[str, Callback] = {}
+    for one in callbacks:
+        name = type(one).__qualname__
+        found[f"{name} {sum(key.rpartition(' ')[0] == name for key in found)}"] = one
+    return found

@@ -12,7 +12,8 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_fields, require_count, require_number
 from splitfed.planning.validation import Prepared
-from splitfed.training.run import Callback, Run
+from splitfed.training.callbacks import Callback
+from splitfed.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,28 @@ from torch import Tensor
 
 from splitfed.core.errors import check_names
 from splitfed.core.random import generator
-from splitfed.core.topology import Head
+from splitfed.core.topology import Head, Topology
+from splitfed.data.dataset import Federation
 from splitfed.engines.base import Prediction
 from splitfed.federated.base import Method
 from splitfed.federated.groups import scores as further_scores
-from splitfed.stats.utility import over_rows
+from splitfed.stats.utility import ConstantAnswer, constant_of, over_rows
+from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.training.client_scores import summarize_clients
-from splitfed.training.run_state import RunState
+from splitfed.training.round_trainer import RoundTrainer
 
 
-def evaluate_part(run: RunState, part: str, number: int, interval: bool) -> dict[str, Any]:
-    """Return the scores of `part` as `Run.evaluate` describes them; `number` is the draw of the defenses."""
-    heads, engine = run.engine.topology.scored, run.engine
+def evaluate_part(
+    trainer: RoundTrainer, grants: KnowledgeGrants, part: str, number: int, interval: bool, crosswise: bool
+) -> dict[str, Any]:
+    """Return the scores of `part` as `Run.evaluate` describes them; `number` is the draw of the defenses.
+
+    `crosswise`: whether every client's model is scored on the others' rows too.
+    """
+    engine, method = trainer.engine, trainer.prepared.method
+    heads = engine.topology.scored
     replicas, first = range(engine.replicas), heads[0].value
-    made = {r: _predict_part(run, r, part, number) for r in replicas if engine.rows(r, part)}
+    made = {r: _predict_part(trainer, r, part, number) for r in replicas if engine.rows(r, part)}
     outputs = {head.value: [one.outputs[head.value] for one in made.values()] for head in heads}
     labels = {head.value: [one.labels[head.value] for one in made.values()] for head in heads}
     scores = [
@@ -36,32 +44,34 @@ def evaluate_part(run: RunState, part: str, number: int, interval: bool) -> dict
     several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
     if interval and made:
         several["interval"] = over_rows(
-            task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(run.seed, "interval", part)
+            task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(grants.seed, "interval", part)
         )
     if len(scores) > 1:
         several["spread"] = summarize_clients(scores, task.higher_is_better)
-    if run.method is not None:
-        several |= _method_scores(run, run.method, part, made)
-    if run.crosswise:
-        several["across"] = evaluate_across(run, part, number)
+    if method is not None:
+        several |= _method_scores(trainer, method, part, made)
+    if crosswise:
+        several["across"] = evaluate_across(trainer, grants, part, number)
     return {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
 
 
-def evaluate_across(run: RunState, part: str, number: int) -> dict[str, list[float | None]]:
+def evaluate_across(
+    trainer: RoundTrainer, grants: KnowledgeGrants, part: str, number: int
+) -> dict[str, list[float | None]]:
     """Return the scores of every client's model on its own rows of `part`, on all others', and on the union."""
     check_names("part", ("validation", "test"), part)
-    names = ("own", "others", "union")
-    first, *others = parts = [getattr(client, part) for client in run.data.clients]
+    engine, names = trainer.engine, ("own", "others", "union")
+    first, *others = parts = [getattr(client, part) for client in grants.data.clients]
     union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
     scores: dict[str, list[float | None]] = {name: [] for name in names}
     if not len(union):
-        return {name: [None] * run.engine.replicas for name in names}
-    scored = [head.value for head in run.engine.topology.scored]
-    for replica in range(run.engine.replicas):
-        head = next(h for h in run.engine.topologies[replica].heads if h.value in scored)
-        run.evaluator.grants.lend(replica, "across", union.source)
-        prediction = run.engine.predict(replica, "across", "evaluate", number, borrow=run.newest(replica))
-        run.engine.drop(replica, "across")
+        return {name: [None] * engine.replicas for name in names}
+    scored = [head.value for head in engine.topology.scored]
+    for replica in range(engine.replicas):
+        head = next(h for h in engine.topologies[replica].heads if h.value in scored)
+        grants.lend(replica, "across", union.source)
+        prediction = engine.predict(replica, "across", "evaluate", number, borrow=trainer.newest(replica))
+        engine.drop(replica, "across")
         own = torch.zeros(len(union), dtype=torch.bool)
         own[ends[replica] : ends[replica + 1]] = True
         for name, rows in zip(names, (own, ~own, own | True), strict=True):
@@ -70,23 +80,24 @@ def evaluate_across(run: RunState, part: str, number: int) -> dict[str, list[flo
     return scores
 
 
-def _predict_part(run: RunState, replica: int, part: str, number: int) -> Prediction:
+def _predict_part(trainer: RoundTrainer, replica: int, part: str, number: int) -> Prediction:
     """Return predictions for a client's rows of `part`, with what the method's own inference computes of them."""
-    source = run.newest(replica)
-    method = None if isinstance(source, Mapping) else run.method
-    wanted = () if method is None else method.traits(run.engine.topologies[replica]).scored_values
-    return run.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
+    source, engine = trainer.newest(replica), trainer.engine
+    method = None if isinstance(source, Mapping) else trainer.prepared.method
+    wanted = () if method is None else method.traits(engine.topologies[replica]).scored_values
+    return engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
 
 
-def _method_scores(run: RunState, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
+def _method_scores(trainer: RoundTrainer, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
     """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
-    found: list[dict[str, float]] = [{} for _ in run.learners]
+    found: list[dict[str, float]] = [{} for _ in trainer.learners]
+    schedule = trainer.prepared.schedule
     for replica, prediction in made.items():
         known = {(value, part): computed for value, computed in prediction.further_values.items()}
         # As the schedule would have it: handed on or averaged, where it does that.
-        with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
-            learner = replace(run.learners[replica], known=known)
-            found[replica] |= further_scores(method, learner, part, run.method_state)
+        with trainer.engine.borrow_segments(replica, schedule.newest(replica, trainer.schedule_state)):
+            learner = replace(trainer.learners[replica], known=known)
+            found[replica] |= further_scores(method, learner, part, trainer.method_state)
     names = dict.fromkeys(name for scores in found for name in scores)
     return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 
@@ -94,3 +105,11 @@ def _method_scores(run: RunState, method: Method, part: str, made: Mapping[int, 
 def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
     assert head.task is not None
     return float(head.task.metric(torch.cat(outputs), torch.cat(labels))) if outputs else None
+
+
+def constant_answer(topology: Topology, data: Federation) -> ConstantAnswer | None:
+    """Return what always giving one answer scores on all clients' test rows, as `Run.constant` describes it."""
+    head = topology.scored[0]
+    assert head.task is not None
+    train, test = ([getattr(client, part).label(head.target) for client in data.clients] for part in ("train", "test"))
+    return constant_of(head.task, train, test)

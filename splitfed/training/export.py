@@ -9,24 +9,24 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.planning.computation import plan_of
-from splitfed.training.run_state import RunState
+from splitfed.threats.knowledge import KnowledgeGrants
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def state_of(run: RunState, client: int | None = None) -> dict[str, Tensor]:
+def state_of(grants: KnowledgeGrants, client: int | None = None) -> dict[str, Tensor]:
     """Return the whole model's state as `client` would use it now: name -> a copy on the CPU.
 
     None: what all clients would use; raises `InvalidInput`, with the first name that differs, where they do not agree.
     """
-    clients = run.engine.replicas
+    clients = grants.engine.replicas
     if client is not None:
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
             raise InvalidInput(f"client={client!r} is not allowed; expected 0 to {clients - 1}")
-        return {name: tensor.detach().cpu().clone() for name, tensor in _state(run, client).items()}
-    first = state_of(run, 0)
+        return {name: tensor.detach().cpu().clone() for name, tensor in _state(grants, client).items()}
+    first = state_of(grants, 0)
     for other in range(1, clients):
-        found = _state(run, other)
+        found = _state(grants, other)
         # Two that are no number are the same here: the question is which model is meant.
         differs = [n for n in {**first, **found} if n not in first or n not in found or not _same(first[n], found[n])]
         if differs:
@@ -37,11 +37,11 @@ def state_of(run: RunState, client: int | None = None) -> dict[str, Tensor]:
     return first
 
 
-def export(run: RunState, model: Model, client: int | None = None) -> Model:
+def export(grants: KnowledgeGrants, model: Model, client: int | None = None) -> Model:
     """Load the trained state into `model`, which must have the same names and shapes, and return it; see `state_of`."""
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model={model!r} is not allowed; expected the torch.nn.Module that was cut")
-    state, wanted = state_of(run, client), model.state_dict()
+    state, wanted = state_of(grants, client), model.state_dict()
     missing, more = [n for n in wanted if n not in state], [n for n in state if n not in wanted]
     name = type(model).__name__
     if more:
@@ -60,9 +60,9 @@ def export(run: RunState, model: Model, client: int | None = None) -> Model:
     return model
 
 
-def _state(run: RunState, client: int) -> dict[str, Tensor]:
-    topology = run.engine.topologies[client]
-    modules = run.engine.modules(client, borrow=run.evaluator.grants.newest(client))
+def _state(grants: KnowledgeGrants, client: int) -> dict[str, Tensor]:
+    topology = grants.engine.topologies[client]
+    modules = grants.engine.modules(client, borrow=grants.newest(client))
     return plan_of(topology).model_state(topology, modules)
 
 

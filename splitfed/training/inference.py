@@ -16,7 +16,7 @@ from splitfed.data.conversion import as_tensor, check_finite
 from splitfed.data.from_python import Array
 from splitfed.engines.factory import make_engine
 from splitfed.planning.computation import plan_of
-from splitfed.training.entry_point import find_device
+from splitfed.training.run_plan import find_device
 
 
 def predict(

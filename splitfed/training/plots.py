@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import total_pairs
+from splitfed.data.dataset import Federation
 from splitfed.drawing.figure import MUTED, PALETTE, Panel, Rule, Series, make_figure, numbered_look
 from splitfed.engines.base import FED
+from splitfed.engines.engine import Engine
 from splitfed.threats.attack_result import AttackResult
-from splitfed.training.run_state import RunState
+from splitfed.training.evaluation import constant_answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,27 +26,27 @@ if TYPE_CHECKING:
 class RunPlots:
     """The figures of one run; each method draws one anew."""
 
-    def __init__(self, run: RunState) -> None:
-        self._run = run
+    def __init__(self, engine: Engine, data: Federation, history: Sequence[Mapping[str, Any]]) -> None:
+        self._engine, self._data, self._history = engine, data, history
 
     def history(self) -> Figure:
         """Draw validation and test scores by round, beside a constant answer, and the training loss."""
-        run = self._run
-        if not run.history:
+        if not self._history:
             raise InvalidInput("the run has no round yet: there is no history to plot")
-        scored = [entry for entry in run.history if "test" in entry]
+        scored = [entry for entry in self._history if "test" in entry]
         curves: dict[str | None, dict[int, float]] = {
             part: {e["round"]: e[part]["union"] for e in scored if e[part]["union"] is not None}
             for part in ("validation", "test")
         }
         scores = [_curve(known, PALETTE[i], part) for i, (part, known) in enumerate(curves.items()) if known]
-        loss = _curve({e["round"]: e["loss"] for e in run.history if e["loss"] is not None}, PALETTE[3])
-        constant = [] if run.constant is None else [Rule(run.constant.score, "constant answer", {"ls": "--", "lw": 1})]
+        loss = _curve({e["round"]: e["loss"] for e in self._history if e["loss"] is not None}, PALETTE[3])
+        constant = constant_answer(self._engine.topology, self._data)
+        rules = [] if constant is None else [Rule(constant.score, "constant answer", {"ls": "--", "lw": 1})]
         return make_figure(
             [
-                Panel(series, rules, {"xlabel": "round", "ylabel": title}, x_axis="whole numbers")
-                for series, rules, title in (
-                    (scores, constant, run.data.task.metric_name),
+                Panel(series, beside, {"xlabel": "round", "ylabel": title}, x_axis="whole numbers")
+                for series, beside, title in (
+                    (scores, rules, self._data.task.metric_name),
                     ([loss], [], "training loss"),
                 )
             ]
@@ -74,7 +76,7 @@ class RunPlots:
         """Draw the bytes that crossed in training: by kind of message, from whom to whom."""
         from matplotlib.ticker import EngFormatter
 
-        parties, flows = self._run.engine.parties, self._run.engine.traffic.flows
+        parties, flows = self._engine.parties, self._engine.traffic.flows
 
         def name(end: str) -> str:
             """Return the role of a party: clients of one role are one bar, as there may be thousands."""

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from splitfed.training.run import Callback, Run
+from splitfed.training.callbacks import Callback
+from splitfed.training.run import Run
 
 
 class ProgressBar(Callback):
@@ -26,7 +27,7 @@ class ProgressBar(Callback):
     def on_start(self, run: Run) -> None:
         """Show the rounds that a resumed run has already."""
         self._began, self._first = time.monotonic(), len(run.history)
-        self._total = self._first if run.plan is None else run.plan.rounds
+        self._total = run.plan.rounds
         console = Console(file=sys.stderr)
         if console.is_terminal or console.is_jupyter:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

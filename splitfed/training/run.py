@@ -1,135 +1,80 @@
-"""A run: one training with what it measured, ready to be evaluated, attacked and resumed; and what it calls back."""
+"""A run: one training with what it measured, ready to be evaluated, attacked and resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.argument_kinds import guard_class
-from splitfed.core.errors import InvalidInput, check_names, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
 from splitfed.core.random import derive
-from splitfed.costs.clock import Clock
+from splitfed.core.state_encoding import check_state
 from splitfed.data.conversion import as_tensor, as_type, check_finite
-from splitfed.data.dataset import Dataset, Federation
+from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import Array
 from splitfed.engines.engine import Engine
-from splitfed.planning.validation import Prepared
-from splitfed.schedules.base import Schedule, State
+from splitfed.planning.private import counted_ledger
+from splitfed.planning.uploads import sent_kinds
+from splitfed.privacy.ledger import Ledger
+from splitfed.stats.utility import ConstantAnswer
 from splitfed.threats.attack_durations import AttackDuration, plan_attack
 from splitfed.threats.attack_requests import name_attacks
 from splitfed.threats.attack_result import AttackResult, with_cost
+from splitfed.threats.evaluator import Evaluator
+from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, PseudoVictims, Tuned, check_tunable, tune
-from splitfed.training.evaluation import evaluate_across, evaluate_part
+from splitfed.training.callbacks import callback_states, load_callback_states
+from splitfed.training.client_scores import find_first_reaching
+from splitfed.training.evaluation import constant_answer, evaluate_across, evaluate_part
 from splitfed.training.export import Model, export, state_of
 from splitfed.training.folder import RunFolder
 from splitfed.training.frames import history_frame
 from splitfed.training.plots import RunPlots
-from splitfed.training.run_state import RunState
+from splitfed.training.round_trainer import RoundTrainer
+from splitfed.training.run_plan import RunPlan
 from splitfed.training.run_summary import RunSummary, describe_run, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Callback:
-    """Base of all callbacks: every hook does nothing unless it is overridden; what one raises ends the training.
+@guard_class
+class Run:
+    """The parties of `plan` on `engine`, the history of every round, and the means to train on and to question them.
 
-    A run that is resumed repeats the round that a crash cut short: a callback may be told of the same round twice.
+    As far as `folder` has it, where it has one: before the next round.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a method that is called like a hook and is none."""
-        super().__init_subclass__(**options)
-        hooks = [name for name in vars(Callback) if name.startswith("on_")]
-        for name in vars(cls):
-            if name.startswith("on_") and name not in hooks:
-                raise unknown(f"hook of callback {cls.__name__}", name, hooks)
-
-    @property
-    def decides_by(self) -> str | None:
-        """What the end of training depends on, in words, if `on_round_end` may end it; None if it never does."""
-        return None
-
-    @property
-    def public(self) -> bool:
-        """Whether the rows that it decides by are public, so that no promise is about them."""
-        return False
-
-    def check(self, prepared: Prepared) -> None:
-        """Refuse, by `InvalidInput`, a run that it cannot serve, before anything is computed or written."""
-
-    def on_start(self, run: Run) -> None:
-        """Act before the first round that is trained now: the one after `run.history`, which a resumed run has."""
-
-    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
-        """Act after a round, before its checkpoint; return why training shall end here, in few words, or None.
-
-        `metrics`: the entry of the round in `run.history`.
-        """
-        return None
-
-    def on_evaluate(self, run: Run, part: str, scores: Mapping[str, Any]) -> None:
-        """Act after "validation" or "test" rows were scored; `scores` as `Run.evaluate` returns them."""
-
-    def on_attack_end(self, run: Run, result: AttackResult) -> None:
-        """Act after an attack on the run has ended and was scored."""
-
-    def on_checkpoint(self, run: Run, folder: Path) -> None:
-        """Act after the checkpoint of a round was written into `folder`; never called without a folder."""
-
-    def on_end(self, run: Run) -> None:
-        """Act when no more rounds are trained now, also where training was broken off by an error."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs of it: plain values and tensors; kept in every checkpoint."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`, as `state` returned it."""
-
-
-class PlannedTraining(Protocol):
-    """How a run trains."""
-
-    @property
-    def rounds(self) -> int:
-        """For how many rounds in all."""
-
-    def continue_training(self, run: Run, rounds: int | None) -> None:
-        """Train `rounds` more rounds (None: those that are left); see `Run.continue_training`."""
-
-
-@guard_class
-class Run(RunState):
-    """The parties after training, the history of every round, and the means to question them."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        data: Federation,
-        schedule: Schedule,
-        schedule_state: State,
-        seed: int,
-        folder: RunFolder | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(engine, data, schedule, schedule_state, seed, folder, clock)
-        self.callbacks: tuple[Callback, ...] = ()
-        self.plan: PlannedTraining | None = None
+    def __init__(self, plan: RunPlan, engine: Engine, folder: RunFolder | None = None) -> None:
+        self.plan, self.engine, self.folder = plan, engine, folder
+        prepared, self.callbacks = plan.prepared, tuple(plan.logging.callbacks)
+        self.data, self.schedule, self.method = prepared.data, prepared.schedule, prepared.method
+        self.training, self.seed = prepared.training, prepared.training.seed
+        self.history: list[dict[str, Any]] = []
+        self.trainer = RoundTrainer(engine, prepared, plan.evaluation.speeds)
+        self.learners, self.newest = self.trainer.learners, self.trainer.newest
+        sent = partial(sent_kinds, prepared)
+        known = engine, self.data, self.seed, self.newest, self.training, plan.rounds
+        self.evaluator = Evaluator(KnowledgeGrants(*known, self.schedule, self.method, sent))
         self._calls, self._scorings = 0, 0
+        if folder is not None:
+            folder.restore(self)
 
     def __repr__(self) -> str:
         """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
-        return describe_run(self)
+        return describe_run(self.engine, self.data, self.history)
 
     def _repr_html_(self) -> str:
         """Return the summary as a table for a notebook."""
@@ -137,7 +82,8 @@ class Run(RunState):
 
     def summary(self) -> RunSummary:
         """Return what was trained how, how well it does and what that cost; printed a line each."""
-        return summarize(self)
+        promised = self.history and "epsilon" in self.history[-1]
+        return summarize(self.plan, self.engine, self.history, self.ledger if promised else None)
 
     def to_frame(self, clients: bool = False) -> pd.DataFrame:
         """Return the history as a pandas table, a row a round; with `clients` a row a scored round and client.
@@ -149,21 +95,21 @@ class Run(RunState):
     @property
     def plot(self) -> RunPlots:
         """Figures of the run: `run.plot.history()`, `run.plot.attacks(results)`, `run.plot.traffic()`."""
-        return RunPlots(self)
+        return RunPlots(self.engine, self.data, self.history)
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
         """Return the whole model's trained state under its original names, as `client` would use it now: copies.
 
         `client`: from 0; None where all clients use the same weights. Raises `InvalidInput` where they do not.
         """
-        return state_of(self, client)
+        return state_of(self.evaluator.grants, client)
 
     def export(self, model: Model, client: int | None = None) -> Model:
         """Load the trained state into `model`, the user's own uncut one, and return it; `client` as in `state_dict`.
 
         Names and shapes must be exactly those of the run: raises `InvalidInput`, and leaves `model` as it was.
         """
-        return export(self, model, client)
+        return export(self.evaluator.grants, model, client)
 
     def continue_training(self, rounds: int | None = None) -> None:
         """Train `rounds` more rounds, >= 1 (default: those that are left of the plan), as if planned from the start.
@@ -172,9 +118,100 @@ class Run(RunState):
         with a folder goes on in it. Raises `InvalidInput` for a run that a callback has ended, and where the length was
         part of what was worked out: a noise for a target epsilon, a method that follows the rounds.
         """
-        if self.plan is None:
-            raise InvalidInput("this run was not made by splitfed.train: there is no plan to go on with")
-        self.plan.continue_training(self, rounds)
+        longer = self.plan_more(rounds)
+        total = longer.rounds if rounds is None else len(self.history) + rounds
+        with nullcontext() if self.folder is None else self.folder.alone():
+            if longer is not self.plan and self.folder is not None:
+                self.folder.lengthen(total)
+            self.plan, self.evaluator.grants.rounds = longer, longer.rounds
+            self.train_to(total)
+
+    def plan_more(self, rounds: int | None) -> RunPlan:
+        """Return the plan of this run with `rounds` more rounds: the one it has, where that is of as many.
+
+        Raises `InvalidInput` as `continue_training` does.
+        """
+        if rounds is not None:
+            check_count("rounds", rounds, low=1)
+        total = len(self.history) + (rounds or 0)
+        if self.stopped is not None:
+            raise InvalidInput(f"the run has ended early ({self.stopped}); train it again without that callback")
+        return self.plan if total <= self.plan.rounds else self.plan.lengthen(total)
+
+    def detach_folder(self) -> None:
+        """Keep what follows in memory alone: nothing more is written into the folder of the run."""
+        self.folder = None
+
+    def train_to(self, rounds: int) -> None:
+        """Train until the run has had `rounds` rounds, the last of them scored; it ends early where a callback says so.
+
+        To be called by who holds the folder: see `continue_training`.
+        """
+        with ExitStack() as ends:
+            for callback in self.callbacks:
+                callback.on_start(self)
+                ends.callback(callback.on_end, self)
+            if self.folder is not None:
+                check_state(callback_states(self.callbacks), "the state of callbacks")
+            for number in range(len(self.history), rounds):
+                if self.stopped is not None:
+                    break
+                metrics = self._train_round(number, rounds)
+                if self.folder is not None:
+                    self.folder.check_there()
+                self._end_round(metrics)
+                if self.folder is not None:
+                    path = self.folder.save(self, metrics)
+                    for callback in self.callbacks:
+                        callback.on_checkpoint(self, path)
+                if self.plan.logging.progress is not None:
+                    self.plan.logging.progress(number + 1, rounds, metrics)
+
+    def _train_round(self, number: int, rounds: int) -> dict[str, Any]:
+        """Train round `number` of `rounds`, score what is due, and return what the history holds of it."""
+        metrics = self.trainer.train(number)
+        if self.plan.evaluation.due(number, rounds):
+            self._score(metrics, last=number + 1 == rounds)
+        self._note_epsilon(metrics)
+        self.history.append(metrics)
+        for party in self.plan.adversaries.due(number, rounds):
+            self._score_attack(metrics, party)
+        return metrics
+
+    def _end_round(self, metrics: dict[str, Any]) -> None:
+        """Ask the callbacks whether training ends with this round; where it does, it is scored like any last one."""
+        reasons = []
+        for callback in self.callbacks:
+            reason = callback.on_round_end(self, MappingProxyType(metrics))
+            if reason is not None and callback.decides_by is None:
+                raise InvalidInput(
+                    f"{type(callback).__name__} ends training ({reason}) and does not say by what: define decides_by"
+                )
+            reasons += [] if reason is None else [" ".join(str(reason).split())]
+        if not reasons:
+            return
+        metrics["stopped"] = "; ".join(reasons)
+        if "test" not in metrics:
+            self._score(metrics, last=True)
+            self._note_epsilon(metrics)
+        for party in self.plan.adversaries.evaluate_every:
+            if party not in metrics.get("training_attack_scores", {}):
+                self._score_attack(metrics, party)
+
+    def _score(self, metrics: dict[str, Any], last: bool) -> None:
+        for part in ("validation", "test"):
+            # Once, in the last round, test rows are scored with an interval: a second scoring releases every row again.
+            metrics[part] = self.evaluate(part, metrics["round"], interval=last and part == "test")
+
+    def _note_epsilon(self, metrics: dict[str, Any]) -> None:
+        if "epsilon" in metrics:
+            # Scoring releases rows too, so it is counted when that is done.
+            ledger = self.ledger
+            metrics["epsilon"] = ledger.epsilon
+            metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
+
+    def _score_attack(self, metrics: dict[str, Any], party: str) -> None:
+        metrics.setdefault("training_attack_scores", {})[party] = self.evaluate_training_attack(party)
 
     def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
@@ -190,7 +227,8 @@ class Run(RunState):
             # Noise that was used once would cancel in the difference of two releases by different weights.
             number = derive(self.seed, "evaluate", len(self.history), self._scorings)
             self._scorings += 1
-        answer = evaluate_part(self, part, number, interval)
+        crosswise = self.plan.evaluation.across_clients
+        answer = evaluate_part(self.trainer, self.evaluator.grants, part, number, interval, crosswise)
         for callback in self.callbacks:
             callback.on_evaluate(self, part, answer)
         return answer
@@ -200,7 +238,7 @@ class Run(RunState):
 
         Backward and forward transfer and accuracy, where every client is a domain. `number`: as in `evaluate`.
         """
-        return evaluate_across(self, part, number)
+        return evaluate_across(self.trainer, self.evaluator.grants, part, number)
 
     def predict(self, x: Array, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
         """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
@@ -382,44 +420,81 @@ class Run(RunState):
         """Return for every registered attack None, or why `adversary` cannot run it; nothing is trained."""
         return self.evaluator.applicable(adversary, client)
 
+    @property
+    def utility(self) -> float:
+        """The task's own metric on the union of all clients' test rows, after the last round; that of the first head.
+
+        What it is called stands in `run.history[-1]["test"]["metric"]`. Raises `InvalidInput` without test rows.
+        """
+        score = self.history[-1]["test"]["union"]
+        if score is None:
+            raise InvalidInput("the run has no test rows: keep some (test=0.2)")
+        return float(score)
+
+    @property
+    def accuracy(self) -> float:
+        """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
+        if (metric := self.history[-1]["test"]["metric"]) != "accuracy":
+            raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
+        return self.utility
+
+    @property
+    def constant(self) -> ConstantAnswer | None:
+        """What always giving one answer, the best by all clients' training labels, scores on the same test rows.
+
+        The most frequent class, or the mean; None where the task has no such answer, or without test rows.
+        """
+        return constant_answer(self.engine.topology, self.data)
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
+
+        A round that was not scored (`Evaluation.every`) does not count as having reached it.
+        """
+        found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
+        return None if found is None else int(found["round"]) + 1
+
+    @property
+    def stopped(self) -> str | None:
+        """Why a callback has ended training before its planned rounds, in a line; None where none has."""
+        return self.history[-1].get("stopped") if self.history else None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that crossed in training: activations, gradients, labels, weights."""
+        return self.engine.traffic.bytes("train")
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of the training rounds, evaluation left out."""
+        return float(sum(entry["seconds"] for entry in self.history))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What every private mechanism was used for so far, in training and scoring, and what that costs together.
+
+        Where a callback may end training early it states all planned rounds, whatever was trained of them.
+        """
+        counted = counted_ledger(self.engine, self.schedule, self.method, self.plan.evaluation.delta)
+        return replace(self.plan.ledger, replaced=counted.replaced) if self.plan.deciders else counted
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all that crosses costs together at the ledger's delta; None where some of it has no promise.
+
+        `str(run.ledger)` says what is promised of which part, and what crosses beside it.
+        """
+        return self.ledger.epsilon
+
+    @property
+    def method_state(self) -> dict[str, Any]:
+        """What the federated method keeps from round to round, by its own names."""
+        return self.trainer.method_state
+
     def state(self) -> dict[str, Any]:
-        """Return the whole state by name: every party, recorder, counter and the schedule."""
-        engine = self.engine.state()
-        parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
-        clock = {} if self.clock is None else {"clock": self.clock.state()}
-        method = {} if self.method is None else {"method": self.method_state}
-        callbacks = {"callbacks": states} if (states := callback_states(self.callbacks)) else {}
-        return {**parties, "run": {**engine, **clock, **method, **callbacks, "schedule": self.schedule_state}}
+        """Return the whole state by name: every party, recorder, counter, the schedule and the callbacks."""
+        return self.trainer.state(callback_states(self.callbacks))
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`, as `state` returned them."""
-        check_names("state", states, "run")
-        shared = dict(states["run"])
-        self.schedule_state = shared.pop("schedule")
-        load_callback_states(self.callbacks, shared.pop("callbacks", {}))
-        if self.clock is not None:
-            self.clock.load_state(shared.pop("clock"))
-        self._method.load_state({} if self.method is None else shared.pop("method"))
-        parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
-        self.engine.load_state({"parties": parties, **shared})
-
-
-def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
-    """Return the states of all callbacks that have one, by class and number."""
-    return {name: state for name, one in _numbered(callbacks).items() if (state := one.state())}
-
-
-def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give every callback its state back; one that was not there before keeps what it has."""
-    for name, one in _numbered(callbacks).items():
-        if name in states:
-            one.load_state(states[name])
-
-
-def _numbered(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return every callback by its class, and its number among those of its class."""
-    found: dict[str, Callback] = {}
-    for one in callbacks:
-        name = type(one).__qualname__
-        found[f"{name} {sum(key.rpartition(' ')[0] == name for key in found)}"] = one
-    return found
+        load_callback_states(self.callbacks, self.trainer.load_state(states))

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from splitfed.core.topology import Topology
+from splitfed.data.dataset import Federation
 from splitfed.drawing.html_table import html_table
+from splitfed.engines.engine import Engine
 from splitfed.planning.held_rows import lines_held
+from splitfed.privacy.ledger import Ledger
 from splitfed.registry import name_of
-from splitfed.stats.utility import below_constant
-from splitfed.training.run_state import RunState
+from splitfed.stats.utility import ConstantAnswer, below_constant
+from splitfed.training.evaluation import constant_answer
+from splitfed.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -33,64 +38,64 @@ class RunSummary:
         return html_table(self.title, (), self.rows)
 
 
-def describe_run(run: RunState) -> str:
-    """Return in a line what `run` has trained and how well it does, beside whoever always gives the same answer."""
-    last = run.history[-1].get("test") if run.history else None
-    rounds = f"{len(run.history)} round{'' if len(run.history) == 1 else 's'}"
+def describe_run(engine: Engine, data: Federation, history: Sequence[Mapping[str, Any]]) -> str:
+    """Return in a line what a run has trained and how well it does, beside whoever always gives the same answer."""
+    last = history[-1].get("test") if history else None
+    sent = f"{len(history)} round{'' if len(history) == 1 else 's'}, {engine.traffic.bytes('train'):,} bytes"
     if last is None or last["union"] is None:
-        return f"Run({rounds}, {run.bytes:,} bytes, no test score)"
-    said = f"Run({rounds}, {run.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
-    found, task = run.constant, run.engine.topology.scored[0].task
+        return f"Run({sent}, no test score)"
+    said = f"Run({sent}, test {last['metric']} {last['union']:.4g}"
+    found, task = constant_answer(engine.topology, data), engine.topology.scored[0].task
     below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
     return f"{said}: {below})" if below else f"{said})"
 
 
-def summarize(run: RunState) -> RunSummary:
-    """Return the summary of `run`, trained or not yet."""
-    engine, data = run.engine, run.data
+def summarize(plan: RunPlan, engine: Engine, history: Sequence[Mapping[str, Any]], ledger: Ledger | None) -> RunSummary:
+    """Return the summary of the run of `plan` on `engine`, trained or not yet; `ledger`: None for nothing promised."""
+    prepared, topology, traffic = plan.prepared, engine.topology, engine.traffic
+    data, method = prepared.data, prepared.method
     train = sum(len(client.train) for client in data.clients)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in traffic.by_kind().items()) or "nothing"
     rows = [
-        ("topology", f"{engine.topology.name}: {_pieces(run)}"),
-        *_rounding(run),
-        *([("arrays", "\n".join(held))] if (held := lines_held(engine.topology)) else []),
-        ("schedule", _name("schedules", run.schedule)),
-        ("method", "none" if run.method is None else _name("methods", run.method)),
+        ("topology", f"{topology.name}: {_pieces(topology)}"),
+        *_rounding(topology),
+        *([("arrays", "\n".join(held))] if (held := lines_held(topology)) else []),
+        ("schedule", _name("schedules", prepared.schedule)),
+        ("method", "none" if method is None else _name("methods", method)),
         ("defenses", ", ".join(map(repr, engine.defenses)) or "none"),
         ("data", f"{data.name}, {_count(len(data), 'client')}, {_count(train, 'training row')}"),
-        ("rounds", _rounds(run)),
-        *_scores(run),
-        ("crossed", f"{run.bytes:,} bytes in {engine.traffic.messages():,} messages: {_kinds(run)}"),
-        ("time", f"{run.seconds:.3g} s of training"),
+        ("rounds", _rounds(plan.rounds, history)),
+        *_scores(constant_answer(topology, data), history),
+        ("crossed", f"{traffic.bytes('train'):,} bytes in {traffic.messages():,} messages: {kinds}"),
+        ("time", f"{sum(entry['seconds'] for entry in history):.3g} s of training"),
     ]
-    if run.history and "epsilon" in run.history[-1]:
-        rows.append(("privacy", str(run.ledger)))
-    return RunSummary(repr(run), tuple(rows))
+    if ledger is not None:
+        rows.append(("privacy", str(ledger)))
+    return RunSummary(describe_run(engine, data, history), tuple(rows))
 
 
-def _pieces(run: RunState) -> str:
+def _pieces(topology: Topology) -> str:
     return ", ".join(
-        f"{role} ({' '.join(s.name for s in run.engine.topology.segments_of(role)) or 'no segment'})"
-        for role in run.engine.topology.roles
+        f"{role} ({' '.join(s.name for s in topology.segments_of(role)) or 'no segment'})" for role in topology.roles
     )
 
 
-def _rounding(run: RunState) -> list[tuple[str, str]]:
+def _rounding(topology: Topology) -> list[tuple[str, str]]:
     """Tell of a topology that cannot have every bit of the uncut model's weights."""
-    count = len(frozenset().union(*(segment.reordered for segment in run.engine.topology.segments)))
+    count = len(frozenset().union(*(segment.reordered for segment in topology.segments)))
     text = f"equal to the uncut model up to rounding: gradients of {_count(count, 'weight')} are added in another order"
     return [("rounding", text)] if count else []
 
 
-def _rounds(run: RunState) -> str:
-    rounds = run.evaluator.grants.rounds
-    planned = f" of {rounds}" if rounds and rounds != len(run.history) else ""
-    ended = "" if run.stopped is None else f", ended early: {run.stopped}"
-    return f"{len(run.history)}{planned}{ended}"
+def _rounds(planned: int, history: Sequence[Mapping[str, Any]]) -> str:
+    of = f" of {planned}" if planned != len(history) else ""
+    stopped = history[-1].get("stopped") if history else None
+    return f"{len(history)}{of}{'' if stopped is None else f', ended early: {stopped}'}"
 
 
-def _scores(run: RunState) -> list[tuple[str, str]]:
+def _scores(constant: ConstantAnswer | None, history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     said = []
-    scored: Mapping[str, Any] = next((entry for entry in reversed(run.history) if "test" in entry), {})
+    scored: Mapping[str, Any] = next((entry for entry in reversed(history) if "test" in entry), {})
     for part in ("validation", "test"):
         found = scored.get(part) or {}
         if found.get("union") is None:
@@ -101,13 +106,9 @@ def _scores(run: RunState) -> list[tuple[str, str]]:
         if spread := found.get("spread"):
             text += f"; clients from {spread['min']:.4g} to {spread['max']:.4g}"
         said.append((part, text))
-    if said and (constant := run.constant) is not None:
+    if said and constant is not None:
         said.append(("constant answer", f"{constant.score:.4g}: {constant.name}"))
     return said
-
-
-def _kinds(run: RunState) -> str:
-    return ", ".join(f"{kind} {count:,}" for kind, count in run.engine.traffic.by_kind().items()) or "nothing"
 
 
 def _name(kind: str, thing: object) -> str:

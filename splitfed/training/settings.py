@@ -28,8 +28,7 @@ from splitfed.engines.wire_format import ByteLink
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
 from splitfed.threats.training_time import resolve_attack
-from splitfed.training.callbacks import check_callbacks
-from splitfed.training.run import Callback
+from splitfed.training.callbacks import Callback, check_callbacks
 
 RoundProgress = Callable[[int, int, Mapping[str, Any]], None]
 
@@ -88,6 +87,10 @@ class Adversaries:
         inside = (type(one).__name__ for one in self.poisonings if type(one).enter is not Poisoning.enter)
         return next(active, None) or next(inside, None)
 
+    def due(self, number: int, rounds: int) -> list[str]:
+        """Return the parties whose attack is scored after round `number` (from 0) of `rounds`."""
+        return [party for party, every in self.evaluate_every.items() if _is_due(every, number, rounds)]
+
     def describe(self) -> dict[str, dict[str, Any] | None]:
         """Return as plain values what a resumed run must have too, None where there is none."""
         return {
@@ -131,7 +134,7 @@ class Evaluation:
 
     def due(self, number: int, rounds: int) -> bool:
         """Return whether round `number` (from 0) of `rounds` is scored."""
-        return is_due(self.every, number, rounds)
+        return _is_due(self.every, number, rounds)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Logging:
     in a closure is not noticed. `record`: whose view to keep during training. `link`: "memory", or
     "bytes", which sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round; `callbacks` at more moments, see
-    `splitfed.training.run.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for
+    `splitfed.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for
     `resume` without a folder.
     """
 
@@ -170,7 +173,7 @@ class Logging:
             raise InvalidInput("resume=True needs the folder of the run to resume")
 
 
-def is_due(every: int, number: int, rounds: int) -> bool:
+def _is_due(every: int, number: int, rounds: int) -> bool:
     """Return whether round `number` (from 0) of `rounds` is one of `every` so many, or the last."""
     return (number + 1) % every == 0 or number + 1 == rounds
 

@@ -17,9 +17,10 @@ from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.planning.validation import Prepared
 from splitfed.threats.attack_result import AttackResult
+from splitfed.training.callbacks import Callback
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.frames import round_row
-from splitfed.training.run import Callback, Run
+from splitfed.training.run import Run
 
 
 @guard_constructor

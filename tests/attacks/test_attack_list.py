@@ -111,7 +111,7 @@ def test_what_is_missing_is_named(party: str, name: str, reason: str | None) -> 
 
 def test_asking_starts_nothing_and_moves_nothing() -> None:
     run = run_of({**LABELS, "attack": []})
-    modules = run.engine.modules(0, run.schedule.newest(0, run.schedule_state))
+    modules = run.engine.modules(0, run.schedule.newest(0, run.trainer.schedule_state))
     before = {f"{n}/{k}": t.clone() for n, m in modules.items() for k, t in m.state_dict().items()}
     run.evaluator.applicable("server0")
     run.evaluator.applicable("party0_0")

@@ -232,7 +232,7 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
         topology = splitfed.topologies.multi_hop(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=16)
     run = splitfed.train(topology, data, rounds=1, adversaries=splitfed.Adversaries(training_attacks={"hop1": plan}))
-    found = run.training_attacks["hop1"]
+    found = run.engine.training_attacks["hop1"]
     assert isinstance(found, TrainingAttackState)
     assert found.site.labels is not None
     assert not found.site.makes_scores

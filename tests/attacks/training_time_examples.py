@@ -125,7 +125,7 @@ def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 
 
 
 def attack_state(run: Run) -> TrainingAttackState:
-    found = run.training_attacks["server"]
+    found = run.engine.training_attacks["server"]
     assert isinstance(found, TrainingAttackState)
     return found
 

@@ -71,7 +71,7 @@ def test_the_table_below_knows_every_method() -> None:
 def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> None:
     run, again, other = (still(name, local=LocalUpdate(starts="own"), seed=seed) for seed in (0, 0, 1))
     assert alike(run) == set()
-    assert run.starts == "own"
+    assert run.training.starts == "own"
     for replica in range(3):
         assert_same(learnt(run, replica), learnt(again, replica))
         assert not torch.equal(learnt(run, replica)["head/fc2.weight"], learnt(other, replica)["head/fc2.weight"])
@@ -83,7 +83,7 @@ def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> N
 )
 def test_shared_weights_are_the_topologys(name: str | None, starts: str | None) -> None:
     run = still(name, local=LocalUpdate(starts=starts))
-    assert run.starts == "shared"
+    assert run.training.starts == "shared"
     for replica in range(3):
         for segment in ("body", "head"):
             for key, tensor in run.engine.topology.segment(segment).module.named_parameters():
@@ -94,11 +94,11 @@ def test_shared_weights_are_the_topologys(name: str | None, starts: str | None) 
 def test_what_a_method_broadcasts_is_alike_and_the_rest_is_not(name: str) -> None:
     run = still(name, local=LocalUpdate(starts="own"))
     assert alike(run) == SOME[name]
-    assert run.starts == "own"
+    assert run.training.starts == "own"
 
 
 def test_fedgen_shares_all_or_its_head() -> None:
-    assert still(FedGen(), local=LocalUpdate(starts="own")).starts == "shared"
+    assert still(FedGen(), local=LocalUpdate(starts="own")).training.starts == "shared"
     assert alike(still(FedGen(share="head", weight=0.0), local=LocalUpdate(starts="own"))) == {"head"}
 
 
@@ -107,14 +107,14 @@ def test_where_everything_is_broadcast_that_is_told(name: str) -> None:
     run = still(name, local=LocalUpdate(starts="own"))
     # IFCA sends several models, of which each client takes one.
     assert alike(run) == {s.name for s in run.engine.topology.segments} or name == "ifca"
-    assert run.starts == "shared"
+    assert run.training.starts == "shared"
 
 
 def test_where_everything_is_broadcast_it_changes_nothing() -> None:
     one, other = (go("fedavg", 2, local=LocalUpdate(starts=starts)) for starts in ("own", "shared"))
     for replica in range(3):
         assert_same(weights(one, replica), weights(other, replica))
-    assert (one.starts, other.starts) == ("shared", "shared")
+    assert (one.training.starts, other.training.starts) == ("shared", "shared")
 
 
 def test_layers_are_drawn_as_torch_draws_them() -> None:
@@ -132,13 +132,13 @@ def test_split_clients_have_bottoms_of_their_own_where_the_schedule_leaves_them(
 
     for schedule in ("splitfed_v3", "blind", Sequential(hand_over="none")):
         run = bottoms(schedule)
-        assert run.starts == "own"
+        assert run.training.starts == "own"
         # The server is one party, with the weights of the topology.
         (server,) = (s.name for s in run.engine.topology.segments if s.role == "server")
         assert alike(run) == {server}
     for schedule in ("splitfed_v1", "splitfed_v2", "sequential"):
         run = bottoms(schedule)
-        assert run.starts == "shared"
+        assert run.training.starts == "shared"
         assert len(alike(run)) == 2
 
 
@@ -148,7 +148,7 @@ def test_a_private_model_beside_a_split_one_is_a_clients_own() -> None:
     private = {name for name in names if name.startswith("private")}
     assert private
     assert alike(run) & private == set()
-    assert run.starts == "own"
+    assert run.training.starts == "own"
 
 
 def test_frozen_layers_stay_and_their_statistics_too() -> None:
@@ -183,12 +183,12 @@ def test_what_cannot_be_drawn_is_refused_and_may_be_frozen() -> None:
         "topology a client"
     )
     bent[0].scale.requires_grad_(False)  # type: ignore[union-attr]
-    assert still(None, topology=local(bent), local=LocalUpdate(starts="own")).starts == "own"
+    assert still(None, topology=local(bent), local=LocalUpdate(starts="own")).training.starts == "own"
     # Where it is broadcast nothing is drawn.
     assert (
         still(
             "fedavg", topology=local(nn.Sequential(Bent(), nn.Linear(64, 10))), local=LocalUpdate(starts="own")
-        ).starts
+        ).training.starts
         == "shared"
     )
 
@@ -201,7 +201,7 @@ def test_topologies_of_their_own_keep_their_weights_unless_one_state_is_asked_fo
     given = three()
     for starts in (None, "own"):
         run = still("fedproto", topology=given, local=LocalUpdate(starts=starts))
-        assert run.starts == (starts or "given")
+        assert run.training.starts == (starts or "given")
         for replica in range(3):
             key = "body/fc1.weight"
             assert torch.equal(weights(run, replica)[key], given[replica].segment("body").module.fc1.weight.detach())  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ def test_topologies_of_their_own_keep_their_weights_unless_one_state_is_asked_fo
 
 def test_a_single_client_keeps_the_weights_it_was_given() -> None:
     run = still(None, data=pictures(1), local=LocalUpdate(starts="own"))
-    assert run.starts == "shared"
+    assert run.training.starts == "shared"
     assert torch.equal(weights(run, 0)["head/fc2.bias"], run.engine.topology.segment("head").module.fc2.bias.detach())  # type: ignore[union-attr]
 
 

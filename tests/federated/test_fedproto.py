@@ -192,7 +192,7 @@ def test_embeddings_come_from_the_pass_that_scores_the_head(
     run, asked = go(shape, schedule=schedule), []
     again = []
     for replica, one in enumerate(run.learners):
-        with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
+        with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.trainer.schedule_state)):
             again.append(FedProto().scores(one, "test", run.method_state))
     compute = local_learner.compute_own_value
     monkeypatch.setattr(local_learner, "compute_own_value", lambda *given: asked.append(given[1:]) or compute(*given))

@@ -229,8 +229,7 @@ def _deliver(seen: Seen, message: Message) -> None:
 def client_costs(run: Run, seen: Seen, delta: float) -> dict[tuple[str, str], dict[int, float]]:
     """Return what was seen of `run` as epsilon at `delta`: (what is protected, neighbours) -> client -> epsilon."""
     found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    training = run.evaluator.grants.training
-    assert training is not None
+    training = run.training
     poisson = training.sampling == "poisson"
     learning = {client: _learns(run, client) for client in range(run.engine.replicas)}
     for client in learning:
@@ -267,8 +266,7 @@ def _learns(run: Run, client: int) -> bool:
 
 def _steps(run: Run, seen: Seen, client: int) -> Counter[Use]:
     """Return the private steps that a row of the client may show in."""
-    training = run.evaluator.grants.training
-    assert training is not None
+    training = run.training
     poisson, rows = training.sampling == "poisson", len(run.data.clients[client].train)
     rate = min(1.0, training.of_client(client).batch_size / rows) if poisson else 1.0
     of_row: dict[bytes, Counter[Use]] = defaultdict(Counter)

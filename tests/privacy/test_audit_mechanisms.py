@@ -288,9 +288,7 @@ def test_more_rows_than_the_claim_says() -> None:
     """Steps take each row with chance .8 where .2 is claimed: only the sampled step can see it."""
     run = run_of(DpSgd(noise_multiplier=1.0), local=sf.LocalUpdate(sampling="poisson"))
     rows = len(run.data.clients[0].train)
-    training = run.evaluator.grants.training
-    assert training is not None
-    run.evaluator.grants.training = replace(training, batch_size=round(0.8 * rows))
+    run.training = replace(run.training, batch_size=round(0.8 * rows))
     assert {what for (_, what), fine in audited(run, 5000).items() if not fine} == {DRAWN}
 
 

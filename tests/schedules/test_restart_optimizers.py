@@ -76,7 +76,7 @@ def averaged(rounds: int, restart: bool) -> float:
 def test_clients_that_train_alone_by_hand(method: str | None, restart: bool) -> None:
     run = hand(method, rounds=3, optimizer=MOMENTUM, local=LocalUpdate(restart_optimizers=restart))
     assert [own(run, replica) for replica in range(2)] == single([alone(3, restart, *client) for client in CLIENTS])
-    assert run.restart_optimizers == restart
+    assert run.training.restart_optimizers == restart
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -107,7 +107,7 @@ def test_a_methods_own_word_trains_as_the_runs() -> None:
     one, other = hand(FedAvg(restart=True), 3, optimizer=MOMENTUM), hand("fedavg", 3, optimizer=MOMENTUM)
     assert common(one) == single(averaged(3, True))
     assert common(other) == single(averaged(3, False))
-    assert (one.restart_optimizers, other.restart_optimizers) == (True, False)
+    assert (one.training.restart_optimizers, other.training.restart_optimizers) == (True, False)
 
 
 def test_every_party_of_a_split_lane_is_restarted() -> None:

@@ -21,7 +21,7 @@ BASE: dict[str, Any] = {"defense": [{"name": "none"}], "attack": None}
 OWN = """
     from pathlib import Path
 
-    from splitfed.training.run import Callback
+    from splitfed.training.callbacks import Callback
 
 
     class Note(Callback):
@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
 
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.py").write_text(textwrap.dedent(OWN))
-    with pytest.raises(InvalidInput, match=r"callback\[0\]\.name: .*no splitfed\.training\.run\.Callback"):
+    with pytest.raises(InvalidInput, match=r"callback\[0\]\.name: .*no splitfed\.training\.callbacks\.Callback"):
         checked(called({"name": "notes:Other"}), tmp_path)
 
 

@@ -119,7 +119,7 @@ def test_a_run_is_loaded_as_it_was(tmp_path: Path) -> None:
     loaded = sf.load(str(tmp_path / "run"), model(), data())
     assert_same(whole_state(loaded), whole_state(run))
     assert loaded.history == run.history
-    assert loaded.delta == 1e-3
+    assert loaded.plan.evaluation.delta == 1e-3
     x = run.data.clients[0].test.x
     assert torch.equal(loaded.predict(x, number=7), run.predict(x, number=7))
     ours, theirs = (one.attack("rmle", budget="fast")[0] for one in (run, loaded))

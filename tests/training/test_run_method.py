@@ -27,4 +27,4 @@ def test_what_clients_predict_with_is_asked_anew_after_a_state_was_loaded() -> N
 def test_without_a_method_the_schedule_says_what_clients_predict_with() -> None:
     run = go(None, 1)
     assert (run.method, run.method_state) == (None, {})
-    assert run.newest(1) == run.schedule.newest(1, run.schedule_state)
+    assert run.newest(1) == run.schedule.newest(1, run.trainer.schedule_state)

@@ -1,6 +1,6 @@
 """The tables `[[callback]]` of a study: what is called while its runs are trained, each run with one of its own.
 
-A name is one of `CALLBACKS` or an import path to a subclass of `splitfed.training.run.Callback`. Paths among its
+A name is one of `CALLBACKS` or an import path to a subclass of `splitfed.training.callbacks.Callback`. Paths among its
 parameters lie in the folder of the run.
 """
 

@@ -10,15 +10,14 @@ from typing import Any
 from splitfed.core.defense import Accounted
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.planning.calibration import calibrate_defenses
-from splitfed.planning.private import planned_ledger
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.report.data import Json
 from splitfed.study.results import RunResult
-from splitfed.training.callbacks import committed_ledger
+from splitfed.training.run_plan import RunPlan
+from splitfed.training.settings import Evaluation, Logging
 
 
 def plan_ledger(cell: RunSpec, builder: build.StudyBuilder) -> Json | None:
@@ -26,9 +25,9 @@ def plan_ledger(cell: RunSpec, builder: build.StudyBuilder) -> Json | None:
     if not any(isinstance(defense, Accounted) for defense in build.defenses(cell)):
         return None
     ready, plan = builder.prepare(cell, defended=True), cell.training
-    arguments = calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta
-    found = committed_ledger(make_callbacks(cell.callbacks, Path("run")), *arguments)
-    return (planned_ledger(*arguments) if found is None else found).as_dict()
+    evaluation = Evaluation(plan.evaluate_every, delta=plan.delta)
+    logging = Logging(callbacks=make_callbacks(cell.callbacks, Path("run")))
+    return RunPlan(ready, plan.rounds, evaluation=evaluation, logging=logging).ledger.as_dict()
 
 
 def plan_ledgers(cells: Sequence[RunSpec], builder: build.StudyBuilder) -> list[Json]:

@@ -160,7 +160,7 @@ def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:
         raise InvalidInput(f"client {client} has no two rows to audit with")
     batch = rows.rows(range(min(ROWS, len(rows))))
     role = topology.role_of(topology.edge(route.place).target)
-    modules = engine.modules(client, run.schedule.newest(client, run.schedule_state))
+    modules = engine.modules(client, run.schedule.newest(client, run.trainer.schedule_state))
     inputs = partial(feed, names=topology.inputs, features=rows.features)
     undefended = SegmentRunner(topology, engine.all_facts[client], modules, inputs, role=role)
     with torch.no_grad():

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from splitfed.core.defense import WeightDefense
-from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
 from splitfed.privacy.canaries import Canaries, CanaryParty, diagonal
@@ -89,8 +88,7 @@ def _sampled_row_scores(
     run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int
 ) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
-    if (training := run.evaluator.grants.training) is None:
-        raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
+    training = run.training
     rows = run.engine.rows(client, "train")
     count, epoch = min(CANARIES, rows), 0
     score_parts: list[Tensor] = []

@@ -62,5 +62,5 @@ def _load_cell(home: Path, trust: bool) -> Run:
     _, cell, data = load_finished_run(home, trust=trust)
     run = train_cell(cell, data, home, Lines(1))
     # The study's results speak of what is there: it stays as it is.
-    run.folder = None
+    run.detach_folder()
     return run

@@ -30,7 +30,6 @@ from splitfed.study.run.store import StudyFolder, hold_run, study_of
 from splitfed.study.trust import MARK, check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import RunFolder
-from splitfed.training.rounds import RunPlan, check_longer
 
 PREVIOUS = "previous.json"
 
@@ -75,8 +74,8 @@ def _begin(folder: Path, rounds: int, trust: bool) -> tuple[RunResult, RunSpec, 
             f"splitfed run {folder / 'config.toml'}"
         )
     run = train_cell(cell, data, folder, Lines(1))
-    assert isinstance(run.plan, RunPlan)
-    total = check_longer(run, run.plan, rounds)
+    run.plan_more(rounds)
+    total = len(run.history) + rounds
     done, every = len(run.history), cell.training.evaluate_every
     if done % every and any(privacy_event(defense) is not None for defense in run.engine.defenses):
         raise InvalidInput(

@@ -110,9 +110,9 @@ class OwnSteps:
         """How far two batches move the sum of each weight, for each pair of them."""
         engine = self._run.engine
         random = generator(self._run.seed, PART, "own steps", self._client)
-        training = self._run.evaluator.grants.training
+        training = self._run.training
         # No more rows than a batch of the run has.
-        most = max(0, (2 if training is None else training.of_client(self._client).batch_size) - 1)
+        most = max(0, training.of_client(self._client).batch_size - 1)
         with lent_parties(self._run, self._client) as place:
             inputs, labels = _lent_rows(self._run, self._client, random)
             engine.own(self._client, PART, inputs, labels)

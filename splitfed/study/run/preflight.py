@@ -14,8 +14,7 @@ from splitfed.core.topology_facts import TopologyFacts
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.base import FED
 from splitfed.federated.base import Method
-from splitfed.planning.uploads import sent_kinds
-from splitfed.planning.validation import Prepared, assemble, complete
+from splitfed.planning.validation import assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
@@ -27,10 +26,10 @@ from splitfed.study.config.training_attacks import add_training_attack, training
 from splitfed.study.config.training_table import PartyNames
 from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, PseudoVictims, check_tunable
-from splitfed.training.callbacks import check_deciding
-from splitfed.training.entry_point import check_run, engine_of
+from splitfed.training.entry_point import engine_of
 from splitfed.training.run import Run
-from splitfed.training.settings import Adversaries, Evaluation
+from splitfed.training.run_plan import RunPlan
+from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 
 def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Grid, Dataset]:
@@ -152,11 +151,10 @@ def _check_cell(mistakes: Mistakes, cell: RunSpec, split: Federation, found: Ass
             *(found.topologies, found.facts, split, schedule, found.method, defenses),
             *(plan.optimizer, plan.training(cell.seed)),
         )
-        ready = check_run(
-            ready, plan.rounds, plan.device, adversaries_of(cell, ready.topology), evaluation_of(plan, found.names)
-        )
         with about("callbacks"):
-            check_deciding(make_callbacks(cell.callbacks, Path("run")), ready)
+            logging = Logging(callbacks=make_callbacks(cell.callbacks, Path("run")))
+        adversaries, evaluation = adversaries_of(cell, ready.topology), evaluation_of(plan, found.names)
+        RunPlan(ready, plan.rounds, plan.device, adversaries, evaluation, logging)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
 
@@ -231,22 +229,17 @@ def _attack_error(setting: AttackSetting, why: object) -> InvalidInput:
 
 def build_untrained_run(cell: RunSpec, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
-    run, ready = _build_run(cell, build.StudyBuilder(data))
+    run = _build_run(cell, build.StudyBuilder(data))
     for setting in cell.attacks:
         if setting.lives != "outside":
-            add_training_attack(run.engine, ready, setting)
+            add_training_attack(run.engine, run.plan.prepared, setting)
     return run
 
 
-def _build_run(cell: RunSpec, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
-    ready = builder.prepare(cell)
-    engine = engine_of(ready, record=cell.training.record)
-    run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
-    run.follow(ready.method)
-    if any(build.attack(setting).reads for setting in cell.attacks):
-        run.evaluator.grants.sent = sent_kinds(ready)
-    run.evaluator.grants.training, run.evaluator.grants.rounds = ready.training, cell.training.rounds
-    return run, ready
+def _build_run(cell: RunSpec, builder: build.StudyBuilder) -> Run:
+    logging = Logging(record=cell.training.record)
+    plan = RunPlan(builder.prepare(cell), cell.training.rounds, logging=logging)
+    return Run(plan, engine_of(plan))
 
 
 def _check_attacks(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilder) -> None:
@@ -254,21 +247,21 @@ def _check_attacks(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilde
     if not cell.attacks:
         return
     try:
-        run, ready = _build_run(cell, builder)
+        run = _build_run(cell, builder)
     except InvalidInput as error:
         if not mistakes:
             mistakes.add(cell.topology.where, error)
         return
     # Training attacks first, for others may ask them; one that could not enter has been complained of already.
-    inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
+    inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, p)]
     for setting in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
         with mistakes.at(setting.where):
             check_attack(setting, run)
 
 
-def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, setting: AttackSetting) -> bool:
+def _can_enter(mistakes: Mistakes, run: Run, setting: AttackSetting) -> bool:
     try:
-        add_training_attack(run.engine, ready, setting)
+        add_training_attack(run.engine, run.plan.prepared, setting)
     except InvalidInput as error:
         mistakes.add(setting.where, _attack_error(setting, error))
         return False
