@@ -134,7 +134,7 @@ def test_own_images_are_attacked_and_unscaled_ones_refused_at_once() -> None:
 
 def test_labels_that_are_likely_meant_otherwise_are_said_in_a_line() -> None:
     x = torch.rand(6, 3)
-    with pytest.warns(UserWarning, match="whole numbers as real ones, which means regression; say task=") as said:
+    with pytest.warns(UserWarning, match="whole numbers of a real type, which means regression; set task=") as said:
         assert sf.data.from_arrays(x, torch.tensor([0.0, 1, 2, 0, 1, 2])).task.name == "regression"
     with pytest.warns(UserWarning, match="labels are 1 to 10, which makes 11 classes, of which 1 are empty") as more:
         assert sf.data.from_arrays(x, torch.tensor([1, 2, 3, 4, 9, 10])).task.outputs == 11
@@ -186,7 +186,7 @@ TABLES = {"a": sf.data.Table([1], torch.rand(1, 3), torch.tensor([1.0])), "b": s
     ("make", "said"),
     [
         (lambda: sf.Recording(None), "recording parties=None is not allowed; expected a list of names"),
-        (lambda: sf.Recording("server"), "recording parties='server' is not allowed; expected a list of names"),
+        (lambda: sf.Recording("server"), "parties='server' is not allowed; expected a list, each text"),
         (lambda: sf.Logging("a\0b"), r"folder='a\x00b' is not allowed; expected a path of names of at most 255 bytes"),
         (lambda: sf.Logging("x" * 256), "is not allowed; expected a path of names of at most 255 bytes each"),
         (lambda: sf.Logging(progress=object), "progress=<class 'object'> is not allowed; expected a function of round"),

@@ -110,9 +110,9 @@ class Weighted:
         """Return what the client itself has."""
         return getattr(self.inner, name)
 
-    def train(self, epoch: int, batches: Any, first: int = 0, part: str = "train") -> list[float]:
+    def train(self, epoch: int, batches: Any, first: int = 0, part: str = "train", task: float = 1.0) -> list[float]:
         """Take the steps with the weight."""
-        return self.inner.train(epoch, batches, first, part, self.task)
+        return self.inner.train(epoch, batches, first, part, task * self.task)
 
 
 class Peer(mafml.MafmlObjective):
@@ -163,25 +163,25 @@ class FedKDControl(FedKD):
         """Return the method's, with the weights."""
         found = super().objective(placement)
         assert isinstance(found, fedkd.MentorObjective)
-        return MentorObjective(found.places, self)
+        return MentorObjective(found, self)
 
 
 class MentorObjective(fedkd.MentorObjective):
     """The method's, with weights of its terms."""
 
-    def __init__(self, places: Mapping[str, str], control: FedKDControl) -> None:
-        super().__init__(places)
+    def __init__(self, plain: fedkd.MentorObjective, control: FedKDControl) -> None:
+        super().__init__(plain.outputs, plain.hidden, plain.segments)
         self.control = control
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return the weighted terms."""
-        out, other, hidden, projected = self.places
+        (out, other), hidden, projected = self.outputs, self.hidden, fedkd.PROJECTION
         y = labels[out].view(-1).long()
         below = sum(cross_entropy(made[value].detach(), y) for value in (out, other)) if self.control.divided else 1.0
         kl, mse, flat = self.control.divergence, self.control.distance, made[hidden].flatten(1)
         return {
-            self.places[out]: kl * divergence(made[out], made[other]) / below,
-            self.places[other]: kl * divergence(made[other], made[out]) / below,
-            self.places[hidden]: mse * mse_loss(flat, made[projected].detach()) / below,
-            self.places[projected]: mse * mse_loss(made[projected], flat.detach()) / below,
+            self.segments[out]: kl * divergence(made[out], made[other]) / below,
+            self.segments[other]: kl * divergence(made[other], made[out]) / below,
+            self.segments[hidden]: mse * mse_loss(flat, made[projected].detach()) / below,
+            self.segments[projected]: mse * mse_loss(made[projected], flat.detach()) / below,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -64,8 +63,3 @@ class StepState:
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
     layouts: dict[int, Layout] = field(default_factory=dict)
-
-    def known_labels(self, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the labels of the step by head: the party's own, and copies of those `received`, now or before."""
-        self.received_labels |= {head: labels.clone() for head, labels in (received or {}).items()}
-        return {**self.received_labels, **self.labels}

@@ -276,7 +276,7 @@ def test_rows_that_a_client_has_shown_are_no_candidates() -> None:
     case = run.evaluator.case(asked(run.evaluator, UploadMembership(), FED, client=1, seed=0))
     shown = {row.numpy().tobytes() for row in run.data.clients[1].public.x}
     assert not shown & {row.numpy().tobytes() for row in case.victims.x}
-    with pytest.raises(InvalidInput, match="client 0 has shown all of its rows"):
+    with pytest.raises(InvalidInput, match="all rows of client 0 are public"):
         candidates(run.data, run.data.victims, torch.Generator().manual_seed(0), 0, torch.arange(CELLS))
 
 

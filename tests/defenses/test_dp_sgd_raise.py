@@ -46,7 +46,7 @@ NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
         {"noise_multiplier": 1.0, "roles": None},
         "dp_sgd roles=None is not allowed; expected a tuple",
     ),
-    "one role": ({"noise_multiplier": 1.0, "roles": "client"}, "dp_sgd roles='client' is not allowed"),
+    "one role": ({"noise_multiplier": 1.0, "roles": "client"}, "roles='client' is not allowed; expected a list"),
     "edge": ({"noise_multiplier": 1.0, "on": ("a->b",)}, "guards weights, no edge: on=('a->b',) is not allowed"),
     "delta": ({"epsilon": 1.0, "delta": 1.0}, "dp_sgd delta=1.0 is not allowed"),
 }

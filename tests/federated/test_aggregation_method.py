@@ -119,5 +119,5 @@ def test_refused(changes: dict[str, Any], text: str) -> None:
 def test_refuses_rows_that_nobody_holds_whole() -> None:
     rows = sf.data.digits().strips(2).clients(1, public=0.1)
     halves = {f"party{i}": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 4)) for i in range(2)}
-    with pytest.raises(InvalidInput, match="aggregation needs one role that holds rows and labels"):
+    with pytest.raises(InvalidInput, match="aggregation needs clients of one party that holds rows and labels"):
         sf.train(vertical(halves, torch.nn.Linear(8, 10), labels="top"), rows, schedule="joint", method="aggregation")

@@ -216,7 +216,7 @@ def test_keys_inside_the_study_are_refused_before_anything_is_written(
     assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "encryption[0]: key_folder=" in line
-    assert "the folder of the study, which is copied and handed on; keep keys elsewhere" in line
+    assert "the folder of the study, which is copied and shared; keep keys elsewhere" in line
     assert not (tmp_path / "out").exists()
 
 

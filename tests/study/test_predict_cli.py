@@ -385,7 +385,7 @@ def test_numbers_of_other_types_are_taken_as_the_data_are() -> None:
         for same in (x.double(), x.numpy(), x.double().numpy()):
             assert torch.equal(predict(same), wanted)
         for wrong, text in (
-            (torch.full_like(x, torch.nan), "x is not finite in row 0, counted from 0; fill missing values in"),
+            (torch.full_like(x, torch.nan), "x is not finite in row 0, counted from 0; fill in missing values"),
             (x.double().masked_fill(torch.arange(6).view(6, 1, 1, 1) == 3, 1e300), "x is not finite in row 3"),
             (x.tolist(), "x is a list; expected a tensor, an array or a number"),
         ):

@@ -395,7 +395,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_data("vertical", strips=2), r"data\.strips: is not allowed beside halves: rows are divided in one way"),
     (with_data("extended_vanilla", strips=9), r"data: strips=9 is not allowed: digits is 8 pixels wide"),
     (with_data("extended_vanilla", strips="two"), r"data\.strips: 'two' is not allowed; expected a whole number"),
-    (with_data("vertical", halves=None, vertical=2), r"data: digits has rows of \(1, 8, 8\), which are no columns"),
+    (
+        with_data("vertical", halves=None, vertical=2),
+        r"data: digits has rows of shape \(1, 8, 8\), which are no columns",
+    ),
     (
         with_data("vertical", halves=None, vertical="two"),
         r"data\.vertical: 'two' is not allowed; expected a whole number or a table with a list \(a whole number or ",

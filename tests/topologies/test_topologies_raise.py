@@ -170,7 +170,7 @@ DRAWN: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "letters for roles": (
         lambda: multi_hop(net(), ("1", "2"), roles="abc"),
-        "roles='abc' is not allowed; 2 cuts need 3 different roles",
+        "roles='abc' is not allowed; expected a list",
     ),
     "labels nowhere": (
         lambda: multi_hop(net(), ("1", "2"), labels="clinet"),

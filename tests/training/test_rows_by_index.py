@@ -212,7 +212,7 @@ def test_what_would_break_a_promise_is_refused(memory: Dataset) -> None:
     }
     topology = vertical(bottoms, nn.Linear(12, 10), labels="left", fusion="concat")
     halves = memory.with_transform(jitter).halves().clients(1, auxiliary=0, victims=2)
-    with pytest.raises(InvalidInput, match="carry numbers from one party's part into another's"):
+    with pytest.raises(InvalidInput, match="would mix one party's numbers into another's part"):
         sf.train(topology, halves, schedule="joint", rounds=1)
     # Mixing columns of the same two rows carries none.
     sf.train(topology, memory.with_mixup(0.2).halves().clients(1, auxiliary=0, victims=2), schedule="joint", rounds=1)
