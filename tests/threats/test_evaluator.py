@@ -115,7 +115,7 @@ def test_victims_that_equal_a_training_row_are_no_candidates() -> None:
     with pytest.raises(InvalidInput, match="outsiders contain a client's training row"):
         candidates(mixed, copied.rows(range(count)), torch.Generator())
     alike = replace(data, victims=data.clients[0].train.rows([0, 1]))
-    with pytest.raises(InvalidInput, match="2 of 2 victims equal a training row in every value: no row outside of training remains"):
+    with pytest.raises(InvalidInput, match="2 of 2 victims equal a training row in every value: no row outside"):
         candidates(alike, alike.victims, torch.Generator())
 
 
