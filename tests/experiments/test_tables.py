@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from experiments import papers
-from experiments.papers import __main__ as command, he_mnist, mafml, method_accuracy, unsplit_depth
+from experiments.papers import __main__ as command, he_mnist, mafml, method_accuracy, method_forms, unsplit_depth
 from experiments.papers.he_lenet import he_lenet
 from experiments.papers.table import ANY, RESULTS, SHARE, Cell, Measured, Table, markdown, mean, write
 from splitfed.attacks.base import AsksForHints, Knowledge
@@ -337,3 +338,17 @@ def test_their_decoder_is_what_predicts(
     found = attack(View("server", (message,), {}), known, torch.Generator().manual_seed(0)).prediction
     assert found.abs().max() == 0
     assert asked == [6, 6, 6, 6, 3]
+
+
+def test_method_forms_tell_the_schedule_or_the_reason(tmp_path: Path) -> None:
+    form = replace(method_forms.FORMS["vertical, one server"], rounds=1)
+    learns = method_forms.measure(form, "fedavg", 0, tmp_path)
+    refused = method_forms.measure(form, "fml", 0, tmp_path)
+    assert learns["schedule"] == "splitfed_v3"
+    assert refused["reason"].startswith("fml needs clients of one party that holds rows and labels")
+    name = "vertical, one server"
+    done = {method_forms.key(name, "fedavg", 0): learns, method_forms.key(name, "fml", 0): refused}
+    text = method_forms.show(done)
+    assert f"| {learns['accuracy']:.2f} splitfed_v3 |" in text
+    assert "no (1)" in text
+    assert "\n1. fml needs clients of one party" in text
