@@ -48,10 +48,10 @@ EXAMPLES = {
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
-# guarded and not, over three seeds; two cuts; in plain undefended and private, and encrypted, over three seeds; of a
-# search the three seeds of one setting.
+# guarded and not, over three seeds; two cuts; of a search the three seeds of one setting; four methods, guarded and not,
+# over three seeds; in plain undefended and private, and encrypted, over three seeds.
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2), ("search.md", 0, 3)]
-STUDIES += [("encryption.md", 0, 9), ("studies.md", 1, 12), ("studies.md", 2, 1)]
+STUDIES += [("methods.md", 1, 24), ("encryption.md", 0, 9), ("studies.md", 1, 12), ("studies.md", 2, 1)]
 
 
 def example(page: str, number: int = 0) -> str:
@@ -93,7 +93,7 @@ def test_every_kind_that_has_rows_has_a_table() -> None:
 
 
 def test_every_example_and_every_study_has_a_test() -> None:
-    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2, "privacy.md": 1, "studies.md": 4}
+    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 3, "privacy.md": 1, "studies.md": 4}
     for language, known in (("python", EXAMPLES), ("toml", studies)):
         found = {page.name: len(blocks(page, language)) for page in PAGES}
         assert {page: number for page, number in found.items() if number} == known
@@ -346,7 +346,7 @@ def test_the_search_of_its_page_is_asked_from_python(capsys: pytest.CaptureFixtu
 
 def test_the_aggregation_of_the_methods_page_is_valid(tmp_path: Path) -> None:
     """Its tables of methods, in the study of the same page."""
-    study, methods = (tomllib.loads(text) for text in blocks(ROOT / "docs" / "methods.md", "toml"))
+    study, _, methods = (tomllib.loads(text) for text in blocks(ROOT / "docs" / "methods.md", "toml"))
     assert (
         len(
             session.prepare_study(

@@ -20,6 +20,7 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
 from splitfed.drawing.figure import GRID, INK, MARKERS, PALETTE, Panel, Series, draw_svg, row_height, wrap_label
+from splitfed.federated.topology_values import labelled_head, making_segment
 from splitfed.study.report.data import Setting
 from splitfed.study.results import RunResult
 from splitfed.study.trust import path_inside
@@ -49,7 +50,7 @@ def compute_embeddings(run: Run, part: str = "test") -> PrototypeEmbeddings:
     for learner in run.learners if run.data.clients else ():
         if learner.rows(part):
             value = run.method.traits(learner.topology).class_means["prototype"]
-            head = next(h for h in learner.topology.heads if h.labels == learner.topology.data_roles[0])
+            head = labelled_head("fedproto", learner.topology, making_segment(learner.topology, value).role)
             z.append(learner.compute(value, part).flatten(1).cpu())
             y.append(learner.labels(head.value, part).view(-1).long().cpu())
     if not z:
