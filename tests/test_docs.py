@@ -48,7 +48,7 @@ EXAMPLES = {
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
-# guarded and not, over three seeds; two cuts; of a search the three seeds of one setting; four methods, guarded and not,
+# guarded and not, over three seeds; two cuts; of a search three seeds of one setting; four methods, guarded and not,
 # over three seeds; in plain undefended and private, and encrypted, over three seeds.
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2), ("search.md", 0, 3)]
 STUDIES += [("methods.md", 1, 24), ("encryption.md", 0, 9), ("studies.md", 1, 12), ("studies.md", 2, 1)]
