@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class Context:
     `counts_as`: the epoch of training that a rehearsed step stands for; None: the stamp says it. `arrived`: what the
     party has received in this batch and not sent back yet, value -> (batch, ...).
     """
+
+    _made_each_step: ClassVar[bool] = True
 
     party: str
     edge: str

@@ -57,10 +57,14 @@ class LazyPackage(ModuleType):
 
 
 def show(package: str, found: Any) -> Any:
-    """Return what a `package` shows users of what it has `found`: functions and constructors have guarded arguments."""
+    """Return what a `package` shows users of what it has `found`: functions and constructors have guarded arguments.
+
+    Not those of protocols, nor of classes with `_made_each_step`, which parties construct and users do not.
+    """
     if isinstance(found, FunctionType):
         return guarded(found, package)
-    own = vars(found).get("__init__") if isinstance(found, type) and not getattr(found, "_is_protocol", False) else None
+    unguarded = any(getattr(found, mark, False) for mark in ("_is_protocol", "_made_each_step"))
+    own = vars(found).get("__init__") if isinstance(found, type) and not unguarded else None
     if isinstance(own, FunctionType) and not hasattr(own, "__wrapped__"):
         setattr(found, "__init__", guarded(own))  # noqa: B010  the type checker takes no assignment to a constructor
     return found

@@ -13,6 +13,7 @@ from torch import nn
 
 import splitfed
 from splitfed.core.defense import Defense
+from splitfed.core.lazy_package import LazyPackage
 from splitfed.defenses import Noise
 from splitfed.schedules.base import Training
 from splitfed.schedules.sequential import Sequential
@@ -84,3 +85,12 @@ def test_without_a_defense_only_its_files_are_missing() -> None:
 def test_the_page_tells_the_walk_as_it_is() -> None:
     page = read(ROOT / "docs" / "architecture.md").partition("\n## The walk of a step\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([\w./]+)` \|", page, re.MULTILINE) == list(dict.fromkeys(stops(walk(Noise(scale=0.1)))))
+
+
+def test_what_packages_show_users_adds_no_call_to_a_step() -> None:
+    """Constructors that packages show check their arguments: none of these is called in a step."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, LazyPackage) and name.startswith("splitfed"):
+            for shown in dir(module):
+                getattr(module, shown)
+    assert "splitfed/core/argument_kinds.py" not in stops(walk(Noise(scale=0.1)))
