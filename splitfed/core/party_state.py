@@ -25,7 +25,14 @@ from splitfed.core.random import derive, wide_generator
 from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.state_encoding import check_state
 from splitfed.core.topology import Head, weights
-from splitfed.core.unsaved_state import check_comes_back, first_state, load_unsaved_state, module_of, unsaved_state
+from splitfed.core.unsaved_state import (
+    check_comes_back,
+    first_state,
+    load_unsaved_state,
+    module_of,
+    things_digest,
+    unsaved_state,
+)
 from splitfed.core.usage_counts import SCORED, RowOrigins, UsageCounts, labels_of_head
 
 if TYPE_CHECKING:
@@ -66,6 +73,9 @@ class PartyState:
         self.modules = copies({d.segment: modules[d.segment] for d in segment_plans})
         # A party that is never saved needs none of it.
         self._first = {d.segment: first_state(modules[d.segment]) for d in segment_plans} if saved else {}
+        tasks = {h.value: h.task for d in segment_plans for h in d.heads if saved and h.task is not None}
+        self._tasks = {value: [task.loss, task.metric] for value, task in tasks.items()}
+        self._tasks_first = {value: things_digest(task) for value, task in self._tasks.items()}
         self._copies = copies
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self.frozen = {d.segment: d.frozen for d in segment_plans}
@@ -193,11 +203,20 @@ class PartyState:
         generators = generator_states()
         try:
             optimizer, _ = self._optim.build(weights)
-            for _, weight in weights:
-                weight.grad = torch.ones_like(weight)
-            optimizer.step()
+            held = [weight for _, weight in weights]
+            before = things_digest(_attributes(optimizer), held)
+            for _ in range(_TRIED_STEPS):
+                for _, weight in weights:
+                    weight.grad = torch.ones_like(weight)
+                optimizer.step()
+            changed = things_digest(_attributes(optimizer), held) != before
         finally:
             set_generators(generators)
+        if changed:
+            raise InvalidInput(
+                f"optimizer {self._optim.label} remembers its steps in its attributes, which no checkpoint holds: keep "
+                "what it remembers in its `state`, or in `param_groups`"
+            )
         check_state(optimizer.state_dict(), f"the state of optimizer {self._optim.label}")
 
     @property
@@ -327,6 +346,12 @@ class PartyState:
                     f"segment {segment!r}: the weight {inner!r} is not the one from before training, and no checkpoint "
                     "can hold it: register all weights before the run, and change them in place"
                 )
+        for value, task in self._tasks.items():
+            if things_digest(task) != self._tasks_first[value]:
+                raise InvalidInput(
+                    f"the loss or the metric of {value!r} is not as it was before training, and no checkpoint can hold "
+                    "what it remembers: keep that in a buffer of the model, or train without a folder"
+                )
         found = {}
         for name, module in self.modules.items():
             try:
@@ -389,6 +414,16 @@ class PartyState:
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
         self.uses.load_state(state.get("uses", {}))
+
+
+_TRIED_STEPS = 8
+"""Steps by which an optimizer of one's own shows whether it remembers any in its attributes."""
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what the class of the optimizer holds besides what every optimizer does."""
+    plain = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+    return {name: value for name, value in vars(optimizer).items() if name not in plain}
 
 
 def _fit_buffers(module: nn.Module, given: Mapping[str, Tensor]) -> None:

@@ -168,7 +168,8 @@ def refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
     """Let `table` hold `wanted` in its order, without a write where it does."""
     now = entries_of(table)
     if len(now) == len(wanted) and all(
-        k == name and one is value for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
+        (k is name or (not isinstance(k, Tensor) and k == name)) and one is value
+        for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
     ):
         return
     base = base_of(table, OrderedDict, dict)

@@ -17,7 +17,7 @@ import copy
 import hashlib
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from splitfed.core.object_kinds import UNSAVED, kind_of
 from splitfed.core.payload import memory_span, not_dense, storage_of
 from splitfed.core.plain_values import Identity, Key, base_of, dense_parts, members_of
 from splitfed.core.reachable import Change, Location, Record, Records, bare, put_back, reach
-from splitfed.core.reachable_names import name_changes
+from splitfed.core.reachable_names import describe_place, name_changes
 from splitfed.core.state_encoding import can_be_encoded, decode, encode, lay_out
 from splitfed.core.unchanging import Opaque
 
@@ -73,6 +73,19 @@ def state_digests(module: nn.Module) -> dict[Path, str]:
     return _digests(module, records, _paths(records))
 
 
+def things_digest(thing: object, weights: Iterable[nn.Parameter] = ()) -> dict[Path, str]:
+    """Return digests, by place, of all that something which is no segment holds, such as a loss or an optimizer.
+
+    `weights`: those of segments, whose values are left out.
+    """
+    holder = nn.Module()
+    for number, weight in enumerate(weights):
+        holder.register_parameter(str(number), weight)
+    # In a list: of what is registered values are left out.
+    vars(holder)["things"] = [thing]
+    return state_digests(holder)
+
+
 def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:
     """Return what `module` holds outside of its state dict that is not as `first` says, as tensors and plain values.
 
@@ -85,6 +98,12 @@ def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:
     changed = {place for place, path in paths.items() if path in digests and digests[path] != first.get(path)}
     for group in overlapping(_spans(records)):
         changed |= set(group) if changed & set(group) else set()
+    saved = saved_tensors(module)
+    for place, record in records.items():
+        # Weights lose their gradients after a step; what other tensors gather is read by the next one, or by nobody.
+        value = record.value
+        if isinstance(value, Tensor) and id(value) not in saved and value.is_leaf and value.grad is not None:
+            raise NotKept(f"gradient (.grad) of the {describe_place(place, records)}")
     for place in reversed(records):
         # A tuple is made anew with what has changed in it.
         if isinstance(records[place].value, tuple) and changed & {
@@ -336,7 +355,8 @@ def digest_value(record: Record, saved: bool = False) -> Any:
         if not (saved or value.is_meta):
             made.update(f"{value.is_leaf and value.requires_grad}".encode())
             for one in dense_parts(value):
-                made.update(one.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                plain = one.cpu().resolve_conj().resolve_neg()
+                made.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         made.update(f"{value.shape} {value.dtype} {_layout(value)}".encode() + np.ndarray.tobytes(value))
     elif isinstance(record.data, Tensor):

@@ -43,10 +43,14 @@ def data_digest(data: Dataset) -> str:
     return digest({name: one for name, one in held.items() if one is not None})
 
 
-def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:
+def digest(tensors: Mapping[str, object]) -> str:
     """Return a hash of names, shapes and values; of rows that are not in memory, of `SAMPLED` of them."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
+        if not isinstance(tensor, (Tensor, RowSource)):
+            # What a module has of its own in its state dict (`get_extra_state`).
+            found.update(f"{name} {tensor!r}".encode())
+            continue
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor), *tensor.shape)
         found.update(f"{name} {shape} {tensor.dtype}".encode())
         if not isinstance(tensor, Tensor) and not in_memory(tensor):
