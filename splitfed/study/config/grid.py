@@ -202,7 +202,8 @@ def _resolve(config: StudyConfig, common: RunSpec, base: Path) -> dict[str, Any]
     """Return the study as plain tables, without those that say nothing; relative paths stand in it as absolute ones."""
     single: Any = [one.table for one in common.models] or (common.model and common.model.table)
     schedules = [table for _, table in list_schedules(Mistakes(""), config.training.schedule)]
-    training = {**table_of(config.training), "schedule": schedules[0] if len(schedules) == 1 else schedules}
+    training = table_of(config.training) | {"optimizer": dict(common.training.optimizer_table)}
+    training["schedule"] = schedules[0] if len(schedules) == 1 else schedules
     tables = changed_fields(config) | {"data": common.data.table, "training": training}
     tables |= {"study": changed_fields(config.study)} | ({"model": single} if single else {})
     if COMPUTATION in tables:

@@ -207,7 +207,7 @@ class DataSetting:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a run trains, as the arguments of `splitfed.train`; `optimizer_table`: the optimizer as written."""
+    """How a run trains, as the arguments of `splitfed.train`; `optimizer_table`: as written, or the default."""
 
     optimizer: Optim | Mapping[str, Optim]
     rounds: int

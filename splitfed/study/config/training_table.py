@@ -41,7 +41,8 @@ def read_training(reader: StudyReader, table: TrainingTable, batch_size: int | t
             local=local,
             record=record,
             speeds=speeds,
-            optimizer_table=table.optimizer,
+            # A reader of the report looks for the learning rate first: the default is written out.
+            optimizer_table=table.optimizer or {"name": Optim().name, **Optim().options},
             **rest,
         )
 
