@@ -156,6 +156,7 @@ def _attack_run(options: Options) -> None:
     from splitfed.study.report.remarks import attack_remarks, score_details
     from splitfed.study.results import to_json
     from splitfed.study.run import reattack
+    from splitfed.study.run.store import study_of
 
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
@@ -180,6 +181,8 @@ def _attack_run(options: Options) -> None:
         print(f"{attack.label} by {attack.adversary}{model}: {scores}{quick}")
         for said in (*score_details(attack), *attack_remarks(attack)):
             print(said)
+    if (study := study_of(Path(options.run))) is not None:
+        print(f"results.csv has it; report.html once more: splitfed report {study}")
 
 
 def _continue_run(options: Options) -> None:

@@ -142,8 +142,8 @@ class Learn(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Step alpha along its gradient if a step is due, clamp it to [0, 1], and remove its gradient."""
-        alpha = modules[self.segments[0]].alpha
-        assert isinstance(alpha, nn.Parameter)
+        # A defense may have layers of its own behind the segment.
+        alpha = next(one.alpha for one in modules[self.segments[0]].modules() if isinstance(one, Mixture))
         if alpha.grad is not None and self.due:
             alpha.data.sub_(alpha.grad, alpha=self.rate).clamp_(0.0, 1.0)
             self.due = self.learns == "step"

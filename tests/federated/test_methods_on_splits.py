@@ -296,6 +296,11 @@ def test_scores_that_the_server_makes_go_through_no_secure_sum_of_clients() -> N
         go("vanilla", FedDistill(secure=True), 1, schedule=ALONE)
 
 
+def test_alpha_is_found_behind_the_layers_of_a_defense() -> None:
+    run = go("u_shaped", Apfl(), 2, schedule=ALONE, defenses=sf.defenses.ChannelPruning())
+    assert run.history[-1]["loss"] is not None
+
+
 def test_the_mixture_of_a_split_client_predicts_between_its_two_models() -> None:
     """With alpha fixed at one the run predicts as the own segments do; at zero, as the averaged ones."""
     rows = data()

@@ -37,7 +37,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         small(trainning={}),
         r"trainning: unknown key 'trainning'; did you mean 'training'\? \(allowed: attack, callback, data, ",
     ),
-    (small(study=None), r"study: is missing; add study = \.\.\."),
+    (small(study=None), r"study: is missing; add \[study\]"),
     (changed("study", seed=1), r"study\.seed: unknown key 'seed'; did you mean 'seeds'\?"),
     (changed("study", seeds=[0, -1]), r"study\.seeds: seeds=-1 is not allowed; expected a whole number of at least 0"),
     (changed("study", seeds=[3, 3]), r"study\.seeds: 3 is there 2 times; expected once"),

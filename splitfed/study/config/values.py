@@ -141,7 +141,9 @@ def read_table(mistakes: Mistakes, where: str, kind: type[T], given: Any) -> T |
             elif name in given:
                 nested[name] = _read_nested(own, place(where, name), form, part, given[name])
             elif allowed[name].required:
-                own.add(place(where, name), f"is missing; add {name} = ...")
+                head = place(where, name)
+                shown = f"{name} = ..." if where else (f"[[{head}]]" if form == "list" else f"[{head}]")
+                own.add(head, f"is missing; add {shown}")
         if not own and values is not None:
             with own.blaming(where, allowed):
                 typed = {key: _as_held(flat[key].hint, values[key]) for key in rest}

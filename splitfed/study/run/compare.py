@@ -183,7 +183,9 @@ def _restrict(side: ComparedSide, values: Values) -> ComparedSide:
         labels = list(dict.fromkeys(_value(run, axis) for run in runs))
         if value not in labels:
             named = [label for label in labels if label.partition("(")[0] == value]
-            if len(named) != 1:
+            if len(named) > 1:
+                raise InvalidInput(f"{axis} {value!r} has {len(named)} settings: name one of {', '.join(named)}")
+            if not named:
                 raise InvalidInput(f"{unknown(axis, value, labels)}{_besides(side)}")
             value = named[0]
         runs = tuple(run for run in runs if _value(run, axis) == value)
