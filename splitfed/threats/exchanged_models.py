@@ -71,7 +71,8 @@ def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple
         tensors, number = {n: t.to(device) for n, t in message.tensors.items()}, message.stamp.epoch
         if message.sender == FED:
             if message.kind == "weights":
-                sent = number, tensors
+                # The parties of a group are each sent what they hold.
+                sent = number, {**(sent[1] if sent is not None and sent[0] == number else {}), **tensors}
             elif message.kind == "update" and sent is not None:
                 sent = number, add_update(sent[1], decompress_update(tensors, sent[1]))
             continue
@@ -79,17 +80,17 @@ def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple
             cluster = str(int(next(iter(tensors.values()))))
         if sent is None or sent[0] != number or message.kind not in ("weights", "update", WEIGHT_GRADIENT):
             continue
-        before = sent[1]
+        before, earlier = sent[1], found[number].after if number in found else {}
         if message.kind == "update":
             after = add_update(before, decompress_update(tensors, before))
         elif message.kind == WEIGHT_GRADIENT:
-            after = move_along(before, tensors)
+            after = move_along({**before, **earlier}, tensors)
         else:
             if not tensors.keys() <= before.keys():
                 # Several models went down, and the client said which one it took.
                 before = {n: before[f"{cluster}/{n}"] for n in tensors if f"{cluster}/{n}" in before}
             # What comes beside a gradient are buffers.
-            after = {**(found[number].after if number in found else {}), **tensors}
+            after = {**earlier, **tensors}
         if before.keys() & after.keys():
             found[number] = ExchangedRound(number, before, after)
     return tuple(found.values())

@@ -24,6 +24,7 @@ from splitfed.planning.validation import prepare
 from splitfed.registry import load
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
+from splitfed.threats.exchanged_models import exchanged_rounds
 from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import extended_vanilla, local, multi_task, vertical
 from tests.federated.methods import assert_equal, assert_nothing_held_twice, counted
@@ -183,3 +184,16 @@ def test_a_secure_sum_of_every_role_is_the_mean_of_its_parties(method: str) -> N
                 torch.testing.assert_close(
                     summed.engine.modules(replica)[name].state_dict()[key], tensor, rtol=1e-3, atol=1e-3
                 )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsgd"])
+def test_attacks_on_uploads_read_what_all_parties_of_a_group_send(name: str) -> None:
+    """The exchanged model of a round has the segments of every party, as they were sent and as they came back."""
+    run = go("own server", name, 2, logging=sf.Logging(record=Recording((FED,))))
+    (*_, newest) = exchanged_rounds(recorded_view(run.engine, FED, 0).messages, torch.device("cpu"))
+    held = {f"{s.name}/{n}" for s in built("own server").segments for n in s.module.state_dict()}
+    assert newest.before.keys() == newest.after.keys() == held
+    assert all(not torch.equal(newest.before[n], newest.after[n]) for n in held)
+    if name == "fedavg":
+        own = {f"{s}/{n}": t for s, m in run.engine.modules(0).items() for n, t in m.state_dict().items()}
+        assert all(torch.equal(newest.after[n], own[n]) for n in held)
