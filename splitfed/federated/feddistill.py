@@ -99,7 +99,7 @@ class FedDistill(SummedUploads):
             for learner in learners if state["sums"] else ():
                 arrived = learner.receive("soft labels", state["sums"], number)
                 if (objective := _objective(learner)) is not None:
-                    objective.follow(learner.replica, objective.others(arrived))
+                    objective.follow(learner.pseudonym, objective.others(arrived))
             open_round(self.settings, learners, number, state)
             return
         known: dict[str, dict[str, Tensor]] = state["means"]
@@ -117,7 +117,7 @@ class FedDistill(SummedUploads):
             if others:
                 arrived = learner.receive("soft labels", others, number, learner.topology.heads[0].role)
                 if (objective := _objective(learner)) is not None:
-                    objective.follow(learner.replica, arrived)
+                    objective.follow(learner.pseudonym, arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Receive every client's mean scores by class, or their sum."""

@@ -157,6 +157,10 @@ class LearnerWeights(LearnerIdentity, Protocol):
 class LearnerMessages(LearnerIdentity, Protocol):
     """The client's messages to and from the aggregation server, the only channel between them."""
 
+    @property
+    def pseudonym(self) -> int:
+        """Number by which a step's `Stamp` names the client to every party."""
+
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:

@@ -194,6 +194,11 @@ class CountingLearner:
         """The roles whose parties it stands for."""
         return self.topology.data_roles if self.role is None else (self.role,)
 
+    @property
+    def pseudonym(self) -> int:
+        """The client's own number: nothing is computed."""
+        return self.replica
+
     def at(self, role: str) -> CountingLearner:
         """Return the client's party in `role` alone."""
         return replace(self, role=role)

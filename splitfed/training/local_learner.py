@@ -43,6 +43,11 @@ class LocalLearner:
         """The roles whose parties it stands for."""
         return self.topology.data_roles if self.role is None else (self.role,)
 
+    @property
+    def pseudonym(self) -> int:
+        """Number by which a step's stamp names the client."""
+        return self.engine.run_parties.replicas[self.replica].pseudonym
+
     def at(self, role: str) -> LocalLearner:
         """Return the client's party in `role` alone."""
         return replace(self, role=role)

@@ -22,7 +22,7 @@ from splitfed.federated.feddistill import class_means
 from splitfed.federated.low_rank import compress_update, decompress_update
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
-from splitfed.topologies import local
+from splitfed.topologies import local, multi_hop
 from tests.federated.methods import (
     BUILDERS,
     assert_nothing_held_twice,
@@ -334,3 +334,13 @@ def test_the_mentor_of_a_split_client_never_leaves_it() -> None:
     held = {s.name for s in built("u_shaped").segments_of("client")}
     assert sent == held
     assert run.history[-1]["averaged"]
+
+
+def test_feddistill_follows_the_same_means_behind_several_hops() -> None:
+    """Parties beyond the client's neighbours know it by another number: the targets are those of the same client."""
+    found = []
+    for topology in (built("vanilla"), multi_hop(net(), ("relu1", "relu2"))):
+        run = go("vanilla", FedDistill(weight=5.0), 3, topology=topology, schedule="splitfed_v3")
+        found.append(run.state_dict(client=0))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=0)
