@@ -76,7 +76,9 @@ class InvertingGradients(Attack):
         misfit = math.inf
         for iteration in range(self.iterations):
             misfit_now = 1 - cosine(client.gradient(x, labels, back), client.target)
-            for tensor, g in zip(free, torch.autograd.grad(misfit_now + self.tv * variation(x), free), strict=True):
+            # Which hidden gradients reach what is exchanged depends on where the client's segments end.
+            slopes = torch.autograd.grad(misfit_now + self.tv * variation(x), free, materialize_grads=True)
+            for tensor, g in zip(free, slopes, strict=True):
                 tensor.grad = g.sign()
             optimizer.step()
             rates.step()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed as sf
+from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
@@ -344,3 +345,12 @@ def test_feddistill_follows_the_same_means_behind_several_hops() -> None:
         found.append(run.state_dict(client=0))
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", [Ditto(), Apfl()], ids=lambda method: type(method).__name__)
+def test_a_gradient_of_the_averaged_segments_of_a_split_client_is_inverted(method: Method) -> None:
+    seen = sf.Logging(record=sf.Recording(("fed_server",)))
+    changes: dict[str, Any] = {"schedule": "splitfed_v3", "batch_size": 1000, "logging": seen}
+    run = go("vanilla", method, 1, optimizer=Optim("SGD", {"lr": RATE}), **changes)
+    result = run.attack(InvertingGradients(iterations=2, restarts=1), adversary="fed_server", floors=False)[0]
+    assert len(result.prediction) == len(data().clients[0].train)
