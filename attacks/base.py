@@ -25,6 +25,7 @@ from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitati
 from splitfed.attacks.search_space import Space
 from splitfed.attacks.selection import Selection
 from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, DefenseEffect, Needs, Phase, Target
+from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.errors import InvalidInput, check_fields, check_names
 from splitfed.core.messages import View
 from splitfed.core.random import stream
@@ -184,6 +185,11 @@ class Attack:
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {}
     trains_decoder: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `InvalidInput` for a method that overrides one of this class and takes other arguments."""
+        super().__init_subclass__(**options)
+        check_overrides(cls, Attack)
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for parameters that violate the requirements in their fields' metadata."""

@@ -92,6 +92,25 @@ def _guard(kind: K, *methods: str) -> K:
     return kind
 
 
+def check_overrides(kind: type, contract: type) -> None:
+    """Raise `InvalidInput` for a method of the class `kind` that cannot be called as that of `contract` it overrides.
+
+    A call by the names and the number of arguments of the method of `contract` must be possible.
+    """
+    for name, declared in vars(contract).items():
+        own = vars(kind).get(name)
+        if name.startswith("_") or not (inspect.isfunction(declared) and inspect.isfunction(own)):
+            continue
+        (_, *called), (_, *taken) = (list(inspect.signature(f).parameters.values()) for f in (declared, own))
+        by_name = [one.name for one in called if one.kind is one.KEYWORD_ONLY]
+        try:
+            inspect.signature(own).bind(None, *[None] * (len(called) - len(by_name)), **dict.fromkeys(by_name))
+        except TypeError:
+            expected, given = (", ".join(one.name for one in part) for part in (called, taken))
+            where = f"{kind.__name__}.{name}"
+            raise InvalidInput(f"{where}({given}) cannot be called; expected {name}(self, {expected})") from None
+
+
 def fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` is what `annotation` says; True where that cannot be told."""
     if annotation is None or annotation is types.NoneType:

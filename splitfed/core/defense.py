@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.annealing import numbers_of
+from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.errors import InvalidInput, check_fields, short
 from splitfed.core.nearest_names import nearest_names
 from splitfed.core.privacy_events import Event
@@ -122,6 +123,8 @@ class Defense:
             _CAPABILITIES.update((name, cls) for name in vars(cls) if not name.startswith("_"))
             return
         _check_hooks(cls)
+        for contract in (kind for kind in cls.__mro__ if kind in (Defense, *_CAPABILITIES.values())):
+            check_overrides(cls, contract)
 
     @property
     def uploads(self) -> tuple[str, ...]:

@@ -165,7 +165,9 @@ class Topology:
             lines.append(f"  {s.role}: {s.name}: {reads} -> {returns}, {size:,} weights, {type(s.module).__name__}")
         for h in self.heads:
             task = "" if h.task is None else f" {h.task.name}"
-            lines.append(f"  {h.role}: loss{task} of {h.value}, labels of {h.labels}")
+            others = [*self.inputs.values(), *(s.role for s in self.segments)]
+            only = "" if h.labels in others else ", a party with labels only"
+            lines.append(f"  {h.role}: loss{task} of {h.value}, labels of {h.labels}{only}")
         crossings = ", ".join(f"{edge.name} ({', '.join(edge.values)})" for edge in self.crossings)
         how = "" if self.computation is None else f", {self.computation.describe()}"
         return "\n".join([*lines, f"  crosses: {crossings or 'nothing'}{how})"])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.errors import check_fields
 from splitfed.federated.traits import MethodTraits as MethodTraits
 
@@ -77,6 +78,11 @@ class Method:
     """
 
     restart: bool | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `InvalidInput` for a method that overrides one of this class and takes other arguments."""
+        super().__init_subclass__(**options)
+        check_overrides(cls, Method)
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""

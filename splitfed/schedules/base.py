@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name
 from splitfed.core.initial_weights import GIVEN
 from splitfed.core.local_update import LocalUpdate, Start
@@ -137,6 +138,11 @@ class Round:
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Base of all schedules: the state is a plain dictionary, made by `start` and changed by `round` only."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `InvalidInput` for a method that overrides one of this class and takes other arguments."""
+        super().__init_subclass__(**options)
+        check_overrides(cls, Schedule)
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.planning.validation import Prepared
@@ -32,6 +33,7 @@ class Callback:
         for name in vars(cls):
             if name.startswith("on_") and name not in hooks:
                 raise unknown(f"hook of callback {cls.__name__}", name, hooks)
+        check_overrides(cls, Callback)
 
     @property
     def decides_by(self) -> str | None:

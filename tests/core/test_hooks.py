@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splitfed.attacks.base import Attack
 from splitfed.core import executor, party, party_state, step_plan
 from splitfed.core.defense import (
     _CAPABILITIES,
@@ -29,8 +30,11 @@ from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
+from splitfed.federated.base import Method
 from splitfed.models.mlp import mlp
+from splitfed.schedules.base import Schedule
 from splitfed.topologies import vanilla
+from splitfed.training.callbacks import Callback
 from tests.examples import engine_of, images
 
 BATCHES = tuple(torch.arange(12).split(6))
@@ -167,7 +171,7 @@ def test_a_hook_without_its_capability_is_refused(hook: str) -> None:
         type("Mine", (Defense,), {"__annotations__": {hook: "Callable[..., None]"}})
     with pytest.raises(InvalidInput, match=refusal):
         type("Mine", (type("Mixed", (), {hook: lambda self: None}), Defense), {})
-    everything: dict[str, Any] = {h: lambda self: None for h in _CAPABILITIES}
+    everything: dict[str, Any] = {h: lambda self, *given: None for h in _CAPABILITIES}
     others = tuple(dict.fromkeys(c for c in _CAPABILITIES.values() if c is not _CAPABILITIES[hook]))
     with pytest.raises(InvalidInput, match=refusal):
         type("Mine", others, {h: everything[h] for h, c in _CAPABILITIES.items() if c in others or h == hook})
@@ -188,6 +192,28 @@ def test_a_hook_that_is_nearly_called_so_is_refused(written: str, meant: str) ->
             type("Mine", (Told,), {written: member})
     # Parameters, and helpers that begin with _, may be called as they like.
     assert type("Mine", (Told,), {written: 3, f"_{written}": lambda self: None})
+
+
+@pytest.mark.parametrize(
+    ("contract", "name", "arguments"),
+    [
+        (ReleaseDefense, "release", "name, z, context"),
+        (Callback, "on_round_end", "run, metrics"),
+        (Attack, "run", "view, knowledge, generator, progress"),
+        (Method, "check", "topology, clients"),
+        (Schedule, "round", "engine, training, number, state"),
+    ],
+)
+def test_a_method_of_a_contract_that_takes_other_arguments_is_refused(
+    contract: type, name: str, arguments: str
+) -> None:
+    """Else training ends in a `TypeError` in its first step or round."""
+    refusal = f"^Mine.{name}\\(one\\) cannot be called; expected {name}\\(self, {arguments}\\)$"
+    with pytest.raises(InvalidInput, match=refusal):
+        type("Mine", (contract,), {name: lambda self, one: None})
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        type("Mine", (contract,), {name: lambda self, *given, needed: None})
+    type("Mine", (contract,), {name: lambda self, *given, further=None: None})
 
 
 def test_what_a_defense_does_is_asked_once_and_not_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

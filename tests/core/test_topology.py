@@ -13,6 +13,7 @@ from torch import nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification, regression
 from splitfed.core.topology import Edge, Head, Segment, Topology
+from splitfed.topologies import vertical
 
 
 def segment(name: str, role: str, reads: tuple[str, ...], returns: tuple[str, ...], **more: Any) -> Segment:
@@ -144,3 +145,14 @@ def test_two_tensors_under_one_name_are_refused() -> None:
     assert list(GOOD.state_dict()) == ["bottom.weight", "bottom.bias", "top.weight", "top.bias"]
     with pytest.raises(InvalidInput, match="segments 'bottom' and 'top' both have a 'weight'; give one of them a pref"):
         replace(GOOD, segments=(replace(BOTTOM, prefix=""), replace(TOP, prefix="")))
+
+
+def test_a_topology_tells_of_a_party_that_holds_labels_alone() -> None:
+    """A misspelt holder of labels is a party of its own, which nothing else would show."""
+    bottoms = {"bank": nn.Linear(2, 3), "shop": nn.Linear(2, 3)}
+    texts = {holder: repr(vertical(bottoms, nn.Linear(6, 2), labels=holder)) for holder in ("bank", "server", "bnak")}
+    assert {name: "a party with labels only" in text for name, text in texts.items()} == {
+        "bank": False,
+        "server": False,
+        "bnak": True,
+    }
