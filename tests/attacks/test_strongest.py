@@ -227,6 +227,16 @@ def test_members_by_what_is_known() -> None:
     assert BLACK.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
 
 
+def test_a_decoder_of_each_width_takes_part() -> None:
+    """Of tables they are narrower, and learn from as many rows again that are drawn."""
+    rows = strongest._Rows(victims=8, held=10, kept=40, folds=1, images=True)
+    attack = Strongest(widths=(4, 16))
+    of_images, of_tables = (attack._plan(rows._replace(images=one), True, 0.0).decoders for one in (True, False))
+    assert [member.name for member in of_images] == ["inverse_network, width 4", "inverse_network, width 16"]
+    assert [member.name for member in of_tables] == ["inverse_network, width 1", "inverse_network, width 4"]
+    assert [member.passes for member in (*of_images, *of_tables)] == [40, 40, 80, 80]
+
+
 def test_under_noise_a_white_box_tries_all_that_a_black_box_does() -> None:
     """With the same draws, so that it never chooses worse for what it knows more."""
     black, white = ([(a.member, a.size, a.error) for a in told(attack).tried[:-1]] for attack in (BLACK, SMALL))

@@ -24,6 +24,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Iso, Marvell
+from splitfed.registry import TABLES, load
 from splitfed.training.run import Run
 from tests.attacks.examples import drowned, summed, two_party, u_digits
 from tests.attacks.label_examples import pair, sums
@@ -395,6 +396,15 @@ def planted() -> tuple[Revealed, splitfed.training.run.AttackResult]:
     attack = Revealed(iterations=20, doublings=1)
     (result,) = two_party().attack(attack, adversary="left0")
     return attack, result
+
+
+def test_every_attack_on_main_labels_is_a_member() -> None:
+    """An attack that is registered and no member would be one that may beat the strongest attack."""
+    known = KnownVictims(HINTS, CLASSES)
+    members = {type(member.attack(member.size)) for member in SMALL.members(knowledge(), known)}
+    found = [load("attacks", name) for name in TABLES["attacks"]]
+    others = {StrongestLabels, load("attacks", "attribute")}
+    assert members == {attack for attack in found if attack.target is Target.LABELS} - others
 
 
 def test_it_finds_what_its_best_member_finds(planted: tuple[Revealed, Any]) -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import splitfed
-from splitfed.attacks.base import Attack, Knowledge, Progress
+from splitfed.attacks.base import Attack, Knowledge, Progress, Target
 from splitfed.attacks.membership.strongest_membership import MembershipMember, StrongestMembership
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
+from splitfed.registry import TABLES, load
 from splitfed.topologies import vanilla
 from tests.attacks.examples import MEMBER_BATCH, by_heart
 from tests.examples import InPlaceAfterCut, toy_data
@@ -92,6 +93,15 @@ def test_the_attack_that_is_best_on_imitated_runs_is_turned_on_the_run(monkeypat
     ]
     assert [(n, s) for n, s, real in asked if real] == [("rising", 16)]
     assert outcome.prediction.shape == (4,)
+
+
+def test_every_attack_that_needs_no_more_than_it_is_a_member() -> None:
+    members = {type(member.attack(max(member.size, 4))) for member in SMALL._members()}
+    found = [load("attacks", name) for name in TABLES["attacks"]]
+    able = {attack for attack in found if attack.target is Target.MEMBERS and attack.requires <= SMALL.requires}
+    assert members == able - {StrongestMembership}
+    names = [member.name for member in SMALL._members()]
+    assert names == ["membership_threshold", "membership_shadow", "lira", "lira, offline"]
 
 
 def test_no_candidate_has_a_part_in_the_choice() -> None:

@@ -234,3 +234,6 @@ def test_the_excess_by_hand() -> None:
     assert scored(wrong, half)[EXCESS]["auc"].mean == pytest.approx(1 - found[LABELS]["auc"].mean)
     assert scored(wrong, half)[EXCESS]["accuracy"].mean == -0.5
     assert auc_difference(right[:, 1], half[:, 1], truth == 1, generator(1)).low > 0
+    # Of several floors the best one counts.
+    for floors in ({"one": half, "other": wrong}, {"one": wrong, "other": half}):
+        assert score_labels(truth, right, truth, generator(0), floors=floors)[EXCESS]["accuracy"].mean == 0.5
