@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import splitfed as sf
-from experiments.papers.fedakt_models import FEATURES, method_of, topologies
+from experiments.papers.fedakt_models import FOUR, Group, method_of, topologies
 from experiments.papers.fedakt_shown import ALONE, OTHERS, PARTS, WHOLE, keyed, show_setting
 from experiments.papers.installed import FASHION, WhereInstalled
 from experiments.papers.table import Cell, Measured
@@ -39,25 +39,33 @@ def images() -> Dataset:
     return sf.data.idx(FASHION)
 
 
-def federation(setting: str, seed: int, rows: int = ROWS) -> Federation:
+def federation(setting: str, seed: int, rows: int = ROWS, clients: int = CLIENTS) -> Federation:
     """Return the clients of one partition, on so many rows drawn by the seed."""
     drawn = torch.randperm(len(images()), generator=generator(seed, "fedakt table"))[:rows]
     return (
         images()
         .rows(drawn)
-        .clients(CLIENTS, auxiliary=0, victims=0, validation=0.15, test=0.5, seed=seed, **SETTINGS[setting])
+        .clients(clients, auxiliary=0, victims=0, validation=0.15, test=0.5, seed=seed, **SETTINGS[setting])
     )
 
 
 def train(
-    name: str, weight: float | None, setting: str, seed: int, rounds: int, every: int, rows: int = ROWS
+    name: str,
+    weight: float | None,
+    setting: str,
+    seed: int,
+    rounds: int,
+    every: int,
+    rows: int = ROWS,
+    clients: int = CLIENTS,
+    group: Group = FOUR,
 ) -> sf.Run:
     """Train all clients, each from weights of its own, by the method that the table calls `name`."""
     return sf.train(
-        topologies(CLIENTS, seed),
-        federation(setting, seed, rows),
+        topologies(clients, seed, group),
+        federation(setting, seed, rows, clients),
         schedule=Independent(),
-        method=method_of(name, weight, rounds, seed),
+        method=method_of(name, weight, rounds, seed, group),
         optimizer=Optim("SGD", {"lr": RATE}),
         rounds=rounds,
         batch_size=10,
@@ -68,7 +76,11 @@ def train(
 
 def measure(name: str, weight: float | None, setting: str, seed: int, state: Path) -> dict[str, Any]:
     """Train; return test scores over clients, in percent, of the round with the best mean validation accuracy."""
-    run = train(name, weight, setting, seed, ROUNDS, EVERY)
+    return scores_of(train(name, weight, setting, seed, ROUNDS, EVERY))
+
+
+def scores_of(run: sf.Run) -> dict[str, Any]:
+    """Return the test scores of `measure` from a run."""
     scored = [entry for entry in run.history if "validation" in entry]
     best = max(scored, key=lambda entry: entry["validation"]["spread"]["mean"])
     spread, told = best["test"]["spread"], best["test"].get("method", {})
@@ -107,7 +119,7 @@ BUDGET = f"""{ROWS} training images of Fashion-MNIST (the paper: CIFAR-10, CIFAR
 seed, over {CLIENTS} clients of 2 classes each, or by Dirichlet .1 with at least 20 rows a client: {EACH} rows a
 client in the mean, 35 % of them to train on, 15 % to validate, 50 % to test (the paper: 75 / 25 %; here few to train
 on, so that others can help, and many to test on). Four makes of 26 000 to 107 000 weights take turns: one
-convolution, LeNet's two, two wider ones, three; all with {FEATURES} features and a linear head, each client from
+convolution, LeNet's two, two wider ones, three; all with {FOUR.features} features and a linear head, each client from
 weights of its own. The adapter, FML's meme and FedKD's mentee are of the smallest make. Batches of 10, 1 local epoch,
 plain SGD, for which restarting optimizers changes nothing; rate {RATE} and {ROUNDS} rounds (the paper: .01 and 100,
 with many more steps a round). Test accuracy of the run's own model, the mean over clients of each on its own rows, in

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.papers import fedakt
-from experiments.papers.fedakt_models import FEATURES, MAKES, SMALLEST, extractor, topologies
+from experiments.papers import fedakt, fedakt_groups
+from experiments.papers.fedakt_models import CNNS, FOUR, RESNETS, Group, topologies
 from experiments.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus
 from experiments.papers.table import verdict
 from splitfed.core.tasks import classification
@@ -30,12 +30,20 @@ def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_makes_differ_and_agree_in_their_features() -> None:
-    made = {make: nn.Sequential(extractor(make)) for make in MAKES}
+@pytest.mark.parametrize("group", [FOUR, CNNS, RESNETS])
+def test_makes_differ_and_agree_in_their_features(group: Group) -> None:
+    made = {make: nn.Sequential(group.extractor(make)) for make in group.makes}
     sizes = {make: size(one) for make, one in made.items()}
-    assert len(set(sizes.values())) == len(MAKES)
-    assert min(sizes, key=sizes.__getitem__) == SMALLEST
-    assert {one(torch.zeros(2, 1, 28, 28)).shape for one in made.values()} == {(2, FEATURES)}
+    assert len(set(sizes.values())) == len(group.makes)
+    assert min(sizes, key=sizes.__getitem__) == group.makes[0]
+    assert {one(torch.zeros(2, 1, 28, 28)).shape for one in made.values()} == {(2, group.features)}
+
+
+def test_a_resnet_has_as_many_layers_as_its_name_says() -> None:
+    """Convolutions on the way without shortcuts, and two linear layers, of which the one to the features is ours."""
+    for make in RESNETS.makes:
+        layers = [name for name, m in RESNETS.model(make).named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+        assert len([name for name in layers if "shortcut" not in name and name != "fc"]) == int(make)
 
 
 def test_every_client_has_weights_of_its_own() -> None:
@@ -132,3 +140,35 @@ def test_clients_hold_rows_of_every_part(setting: str, monkeypatch: pytest.Monke
     assert all(len(part) > 0 for c in clients for part in (c.train, c.validation, c.test))
     if "classes_per_client" in fedakt.SETTINGS[setting]:
         assert {len(c.train.y.unique()) for c in clients} == {2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [WHOLE, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("FedProto", "FML", "FedKD"))],
+)
+def test_what_a_client_exchanges_is_what_the_formula_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedakt, "images", noise)
+    monkeypatch.setattr(fedakt_groups, "EACH", 40)
+    found = fedakt_groups.measure(name, SETTING, "CNNs", 5, 0, Path(), rounds=1, every=1)
+    words, most = fedakt_groups.expected(name, CNNS) or ("", 0.0)
+    assert 0 < found["bytes"] <= most
+    assert words.startswith("at most") or found["bytes"] == most
+
+
+def test_margins_are_told_over_the_best_of_the_others() -> None:
+    def cell(accuracy: float) -> dict[str, Any]:
+        return {"accuracy": accuracy, "bytes": 2.0**20}
+
+    scores = {"standalone": 80.0, "FML": 84.0, "FedProto": 82.0, WHOLE: 85.0}
+    done = {
+        fedakt_groups.keyed(name, SETTING, "CNNs", 50, seed): cell(score + seed)
+        for name, score in scores.items()
+        for seed in (0, 1)
+    }
+    text = fedakt_groups.show(done)
+    (line,) = [line for line in text.splitlines() if line.startswith("| CNNs | 50 |")]
+    told = [cell.split(" (")[0].strip() for cell in line.split("|")[3:8]]
+    assert told == ["Dirichlet .1", "80.5", "82.5", "84.5", "to do"]
+    assert "| +1.0 (1.0 to 1.0) (FML) | - / +1.59 / - | 2 |" in text
+    assert "| CNNs | FML | 2 times the meme | 4.007 | 1.000 |" in text
+    assert "| FedKD |" not in text.split("exchanges in a round")[1]
