@@ -193,6 +193,8 @@ TABLES: dict[str, dict[str, str]] = {
         "ecg_cnn": "splitfed.models.ecg_cnn:ecg_cnn",
         "resnet8": "splitfed.models.resnet8:resnet8",
         "resnet18": "splitfed.models.resnet18:resnet18",
+        "resnet34": "splitfed.models.resnet34:resnet34",
+        "alexnet": "splitfed.models.alexnet:alexnet",
         "vgg11": "splitfed.models.vgg11:vgg11",
         "transformers": "splitfed.models.transformers:transformers",
     },

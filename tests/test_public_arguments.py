@@ -167,7 +167,10 @@ class World:
             "build": {"name": "mlp", "shape": (3,)},
             "transformers": {"shape": (4,)},
             "ecg_cnn": {"shape": (1, 8)},
-            **{name: {"shape": (1, 8, 8)} for name in ("fedavg_cnn", "lenet", "resnet18", "resnet8", "vgg11")},
+            **{
+                name: {"shape": (1, 8, 8)}
+                for name in ("alexnet", "fedavg_cnn", "lenet", "resnet18", "resnet34", "resnet8", "vgg11")
+            },
             "mlp": {"shape": (3,)},
             "success_rate": {"trigger": self.poisoned},
             "Run.attack": {"attacks": sf.attacks.Nearest((1,))},

@@ -79,6 +79,31 @@ COUNTS = [
         + 5130,
         11_173_962,
     ),
+    (
+        "resnet34",
+        (3, 32, 32),
+        conv(3, 64, 3, False)
+        + 2 * 64
+        + sum(
+            block(i, o) + (n - 1) * block(o, o) for i, o, n in [(64, 64, 3), (64, 128, 4), (128, 256, 6), (256, 512, 3)]
+        )
+        + 5130,
+        21_282_122,
+    ),
+    # 32 -> 16 -> 8 -> 4, so 256 maps of 4x4.
+    (
+        "alexnet",
+        (3, 32, 32),
+        conv(3, 64, 3)
+        + conv(64, 192, 5)
+        + conv(192, 384, 3)
+        + conv(384, 256, 3)
+        + conv(256, 256, 3)
+        + 4097 * 4096
+        + 4097 * 4096
+        + 4097 * 10,
+        36_051_786,
+    ),
     # 128 samples: 64 after the first pooling, 32 after the second, of 8 channels; 128 + 648 + 2570.
     ("ecg_cnn", (1, 128), 16 * 7 + 16 + 8 * 16 * 5 + 8 + 257 * 10, 3_346),
     ("vgg11", (3, 32, 32), vgg([3, 64, 128, 256, 256, 512, 512, 512, 512]) + 5130, 9_231_114),
@@ -89,6 +114,23 @@ COUNTS = [
 def test_parameter_count(name: str, shape: tuple[int, ...], by_hand: int, total: int) -> None:
     assert by_hand == total
     assert parameters(build(name, shape, 10, seed=0)) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("resnet18", 11_689_512), ("resnet34", 21_797_672), ("alexnet", 61_100_840)]
+)
+def test_with_the_large_stem_it_is_the_papers_network(name: str, total: int) -> None:
+    """Counts of weights for images of 224x224 and 1000 classes are those of the usual implementations."""
+    with torch.device("meta"):
+        model = build(name, (3, 224, 224), 1000, seed=0, stem="large")
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+    assert parameters(model) == total
+    smallest = {"alexnet": 63}.get(name, 32)
+    assert build(name, (1, smallest, smallest), 2, seed=0, stem="large")(
+        torch.rand(2, 1, smallest, smallest)
+    ).shape == (2, 2)
+    with pytest.raises(InvalidInput, match=f"height and width of at least {smallest}$"):
+        build(name, (1, smallest, smallest - 1), 2, seed=0, stem="large")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,7 +151,10 @@ def test_cuts_are_submodules_in_the_order_they_run(name: str) -> None:
 def test_tracing_changes_nothing(name: str, training: bool) -> None:
     model = build(name, shape_of(name), 10, seed=0).train(training)
     x = torch.rand(2, *shape_of(name), generator=generator(1))
-    assert torch.equal(fx.symbolic_trace(model)(x), model(x))
+    with stream(1):
+        expected = model(x)
+    with stream(1):
+        assert torch.equal(fx.symbolic_trace(model)(x), expected)
 
 
 def test_mlp_layers() -> None:
@@ -157,6 +202,8 @@ def test_import_path() -> None:
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("lenet", {"pool": "mux"}, "unknown pool 'mux'; did you mean 'max'? (allowed: average, max)"),
     ("lenet", {"depth": 3}, "unknown parameter of model 'lenet': 'depth' (allowed: pool)"),
+    ("resnet18", {"stem": "huge"}, "unknown stem of resnet18 'huge' (allowed: large, small)"),
+    ("alexnet", {"dropout": 1.0}, "dropout=1.0 is not allowed; expected a number in [0, 1)"),
     ("mlp", {"hidden": [0]}, "hidden=0 is not allowed; expected a whole number of at least 1"),
 ]
 
@@ -168,7 +215,7 @@ def test_build_refuses(name: str, params: dict[str, Any], text: str) -> None:
     assert str(caught.value) == text
 
 
-SMALLEST = {"lenet": 4, "fedavg_cnn": 4, "resnet8": 4, "resnet18": 8, "vgg11": 8}
+SMALLEST = {"lenet": 4, "fedavg_cnn": 4, "resnet8": 4, "resnet18": 8, "resnet34": 8, "alexnet": 8, "vgg11": 8}
 
 
 @pytest.mark.parametrize("name", SMALLEST)
@@ -196,8 +243,8 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
     for name in NAMES:
         assert inspect.unwrap(getattr(splitfed.models, name)) is registry.load("models", name)
         assert name in dir(splitfed.models)
-    with pytest.raises(AttributeError, match=r"^module 'splitfed.models' has no attribute 'alexnet'$"):
-        splitfed.models.alexnet  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^module 'splitfed.models' has no attribute 'lexnet'$"):
+        splitfed.models.lexnet  # noqa: B018
 
 
 @pytest.mark.parametrize("name", NAMES)
