@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from splitfed.attacks.budgets import Budgets, quick_look, usual_budget
+from splitfed.attacks.budgets import Budgets, quick_look
 from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Space
@@ -172,17 +172,17 @@ class Attack:
 
     `target` and `phase` state what is predicted and when the victims pass; `requires` names what must be granted;
     `reads` lists kinds of messages of a federated method, at least one of which must be sent (empty: none are read).
-    `budgets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
-    "default", where measured, to the budget at which doubling the time gains next to nothing. `space` states the values
-    among which a parameter may be tuned on the attacker's own rows. `trains_decoder`: whether the prediction comes from
-    a network trained on such rows, which more training may improve.
+    `budgets` maps "quick" (seconds on a laptop, a quick look) and "full" (the authors' settings) to parameters, and
+    "standard", where measured, to the budget at which doubling the time gains next to nothing. `space` states the
+    values among which a parameter may be tuned on the attacker's own rows. `trains_decoder`: whether the prediction
+    comes from a network trained on such rows, which more training may improve.
     """
 
     target: ClassVar[Target] = Target.INPUTS
     reads: ClassVar[tuple[str, ...]] = ()
     phase: ClassVar[Phase] = Phase.INFERENCE
     requires: ClassVar[frozenset[Needs]] = frozenset()
-    budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
+    budgets: ClassVar[Budgets] = {"quick": {}, "full": {}}
     space: ClassVar[Space] = {}
     trains_decoder: ClassVar[bool] = False
 
@@ -202,8 +202,8 @@ class Attack:
 
     @classmethod
     def usual(cls) -> str:
-        """Return the name of the default budget: "default" if the attack has it, else "fast"."""
-        return usual_budget(cls.budgets)
+        """Return the name of the default budget: "standard" if the attack has it, else "quick"."""
+        return "standard" if "standard" in cls.budgets else "quick"
 
     @classmethod
     def with_budget(cls, name: str | None = None, **changes: Any) -> Self:
@@ -214,8 +214,9 @@ class Attack:
 
     @property
     def quick(self) -> bool:
-        """Whether every parameter set by the budget "fast" has its value from that budget."""
-        return quick_look(self.budgets, "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
+        """Whether every parameter set by the budget "quick" has its value from that budget."""
+        least = self.budgets["quick"]
+        return quick_look(self.budgets, "quick") and all(getattr(self, name) == value for name, value in least.items())
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress

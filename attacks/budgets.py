@@ -1,7 +1,7 @@
 """Budgets: named parameter sets that fix the work of an attack, and the doubling of work until it gains little.
 
-"fast" is a quick look of seconds, "paper" has the authors' settings, and "default", where measured, is the budget at
-which doubling the time gains next to nothing. The strongest attacks also accept "quick", "standard" and "full".
+"quick" is a quick look of seconds, "full" has the authors' settings (of the strongest attacks, which have no authors,
+the longest run), and "standard", where measured, is the budget at which doubling the time gains next to nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,9 @@ from splitfed.attacks.selection import CONVERGED, gain_of
 Budgets = Mapping[str, Mapping[str, Any]]
 
 
-def usual_budget(budgets: Budgets) -> str:
-    """Return the name of the default budget: "default" if it is in `budgets`, else "fast"."""
-    return "default" if "default" in budgets else "fast"
-
-
 def quick_look(budgets: Budgets, budget: str) -> bool:
-    """Return whether `budget` is "fast" and differs from "paper", so that a longer attack may predict better."""
-    return budget == "fast" and budgets["fast"] != budgets["paper"]
-
-
-def name_budgets(
-    quick: Mapping[str, Any], standard: Mapping[str, Any], full: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
-    """Return the budgets under both names: "fast", "default", "paper", and "quick", "standard", "full"."""
-    return {"fast": quick, "default": standard, "paper": full, "quick": quick, "standard": standard, "full": full}
+    """Return whether `budget` is "quick" and differs from "full", so that a longer attack may predict better."""
+    return budget == "quick" and budgets["quick"] != budgets["full"]
 
 
 def double_work(

@@ -113,9 +113,8 @@ COMMANDS: dict[str, Command] = {
         _argument("--list", action="store_true", help="list which attacks apply, and why others do not"),
         _argument(
             "--budget",
-            help="effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to "
-            "nothing) or paper (the authors' settings), of the strongest attacks quick, standard or full; without "
-            "--budget: default where an attack has it, else fast",
+            help="effort of the attacks: quick (a quick look), standard (enough: doubling its time gained next to "
+            "nothing) or full (the authors' settings); without --budget: standard where an attack has it, else quick",
         ),
         _argument(
             "--threat-model",

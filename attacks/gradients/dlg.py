@@ -33,7 +33,7 @@ class Dlg(Attack):
     adapts_to = frozenset(
         {DefenseEffect.RELEASE, DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.WEIGHTS}
     )
-    budgets: ClassVar[Budgets] = {"fast": QUICK, "paper": {"iterations": 1200, "restarts": 1}}
+    budgets: ClassVar[Budgets] = {"quick": QUICK, "full": {"iterations": 1200, "restarts": 1}}
 
     iterations: int = field(default=200, metadata=require_count("dlg iterations", low=1))
     restarts: int = field(default=3, metadata=require_count("dlg restarts", low=1))

@@ -30,7 +30,7 @@ class Idlg(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
     adapts_to = frozenset({DefenseEffect.WEIGHTS})
-    budgets: ClassVar[Budgets] = {"fast": QUICK, "paper": {"iterations": 300, "restarts": 1}}
+    budgets: ClassVar[Budgets] = {"quick": QUICK, "full": {"iterations": 300, "restarts": 1}}
 
     iterations: int = field(default=200, metadata=require_count("idlg iterations", low=1))
     restarts: int = field(default=3, metadata=require_count("idlg restarts", low=1))

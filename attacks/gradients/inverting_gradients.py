@@ -39,8 +39,8 @@ class InvertingGradients(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
     adapts_to = frozenset({DefenseEffect.RELEASE, DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY})
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
-        "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
+        "quick": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
+        "full": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
     }
 
     iterations: int = field(default=600, metadata=require_count("inverting_gradients iterations", low=1))

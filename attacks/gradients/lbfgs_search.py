@@ -16,7 +16,7 @@ _ENOUGH = 1e-10  # of |g*|²: single-precision weights say no more
 _NEAR = 1e-6  # below it, a search that stalls has met their rounding
 
 QUICK = {"iterations": 200, "restarts": 3}
-"""Parameters of the budget "fast" of `dlg` and `idlg`."""
+"""Parameters of the budget "quick" of `dlg` and `idlg`."""
 
 
 def best_fit(

@@ -41,8 +41,8 @@ class BatchLabelInference(LabelAttack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
-        "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
+        "quick": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
+        "full": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
     }
 
     iterations: int = field(default=1000, metadata=require_count("batch_label_inference iterations", low=1))

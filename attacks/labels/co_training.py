@@ -45,7 +45,7 @@ class CoTraining(LabelAttack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     uses: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY_LABELS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT, DefenseEffect.GRADIENT, DefenseEffect.RELEASE})
-    budgets: ClassVar[Budgets] = {"fast": {"hints": 6}, "paper": {"hints": 6}}
+    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("co_training hints"))
     rounds: int = field(default=6, metadata=require_count("co_training rounds", low=1))

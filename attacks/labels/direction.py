@@ -30,7 +30,7 @@ class Direction(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
-    budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
+    budgets: ClassVar[Budgets] = {"quick": {"hints": 1}, "full": {"hints": 1}}
 
     hints: int = field(default=1, metadata=require_count("direction hints", low=1))
 

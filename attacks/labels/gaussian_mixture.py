@@ -62,7 +62,7 @@ class GaussianMixture(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT, DefenseEffect.GRADIENT})
-    budgets: ClassVar[Budgets] = {"fast": {"hints": 6}, "paper": {"hints": 6}}
+    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("gaussian_mixture hints", low=1))
     components: int | None = field(default=None, metadata=require_count("gaussian_mixture components", low=1))

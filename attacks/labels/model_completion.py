@@ -42,8 +42,8 @@ class ModelCompletion(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS})
     adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 400, "decay": 0.98},
-        "paper": {"iterations": 5 * 1024, "decay": 0.999},
+        "quick": {"iterations": 400, "decay": 0.98},
+        "full": {"iterations": 5 * 1024, "decay": 0.999},
     }
 
     labelled: int = field(default=4, metadata=require_count("model_completion labelled", low=1))

@@ -36,7 +36,7 @@ class OwnFeatures(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS})
     uses: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY_LABELS})
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = {"fast": {"hints": 6}, "paper": {"hints": 6}}
+    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("own_features hints"))
     penalty: float = field(default=1.0, metadata=require_number("own_features penalty", low=0.0))

@@ -50,7 +50,7 @@ class Similar(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
-    budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
+    budgets: ClassVar[Budgets] = {"quick": {"hints": 1}, "full": {"hints": 1}}
 
     rows: str = field(default="gradients", metadata=require_name("similar rows", ROWS))
     method: str = field(default="distance", metadata=require_name("similar method", METHODS))

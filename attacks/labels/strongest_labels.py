@@ -46,7 +46,7 @@ from splitfed.attacks.base import (
     Progress,
     unwrap,
 )
-from splitfed.attacks.budgets import double_work, name_budgets
+from splitfed.attacks.budgets import double_work
 from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
@@ -103,15 +103,14 @@ class StrongestLabels(LabelAttack):
     """The best of several attacks on labels, chosen on known victims.
 
     Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known
-    (None: twelve in all, and at least two of each class). `validation`: see the head of this module. Budgets are called
-    "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
+    (None: twelve in all, and at least two of each class). `validation`: see the head of this module.
     """
 
     adapts_to = frozenset[DefenseEffect]()
     uses: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.OWN_INPUTS, Needs.HEAD, Needs.AUXILIARY_LABELS, Needs.TRAINING_ATTACK}
     )
-    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
+    budgets: ClassVar[Budgets] = {"quick": QUICK, "standard": STANDARD, "full": FULL}
 
     iterations: int = field(default=400, metadata=require_count("strongest_labels iterations", low=1))
     doublings: int = field(default=2, metadata=require_count("strongest_labels doublings", low=1))

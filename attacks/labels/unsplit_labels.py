@@ -16,10 +16,10 @@ Gradients at the cut alone do not identify the classes: swapping two of the head
 changes no message. The attack therefore needs `hints`, known victims of each class. A head of one layer is fitted
 within seconds; the more hidden layers it has, the more hints and iterations a trained one takes.
 
-The rate of `paper` is the authors'; the other constants are ours. They were checked on Fashion-MNIST, on which this
+The rate of `full` is the authors'; the other constants are ours. They were checked on Fashion-MNIST, on which this
 attack is not reported: behind a head of one layer, untrained or trained, rates of .005 to .05, 100 iterations or 300,
 and hint weights of 1 to 100 all predict every label correctly there, so the choice was not made by its outcome. That
-does not hold in general: on MNIST, behind the trained last layer of another network, `fast` misses some (the table
+does not hold in general: on MNIST, behind the trained last layer of another network, `quick` misses some (the table
 `unsplit_labels`).
 """
 
@@ -51,8 +51,8 @@ class UnsplitLabels(LabelAttack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 300, "lr": 0.02, "hints": 1},
-        "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
+        "quick": {"iterations": 300, "lr": 0.02, "hints": 1},
+        "full": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }
 
     iterations: int = field(default=300, metadata=require_count("unsplit_labels iterations", low=1))

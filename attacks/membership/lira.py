@@ -42,8 +42,8 @@ class Lira(Attack):
     )
     adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
-        "fast": {"copies": 8, "pooled": True},
-        "paper": {"copies": 256, "pooled": False},
+        "quick": {"copies": 8, "pooled": True},
+        "full": {"copies": 256, "pooled": False},
     }
 
     copies: int = field(default=8, metadata=require_count("lira copies", low=4))

@@ -37,7 +37,7 @@ class MembershipReleases(Attack):
         {Needs.CANDIDATES, Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
+    budgets: ClassVar[Budgets] = {"quick": {"epochs": 20}, "full": {"epochs": 100}}
 
     epochs: int = field(default=20, metadata=require_count("membership_releases epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("membership_releases batch_size", low=1))

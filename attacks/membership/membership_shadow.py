@@ -43,7 +43,7 @@ class MembershipShadow(Attack):
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
+    budgets: ClassVar[Budgets] = {"quick": {"copies": 4}, "full": {"copies": 100}}
 
     copies: int = field(default=4, metadata=require_count("membership_shadow copies", low=1))
     epochs: int | None = field(default=None, metadata=require_count("membership_shadow epochs", low=1))

@@ -34,7 +34,7 @@ from splitfed.attacks.base import (
     Target,
     unwrap,
 )
-from splitfed.attacks.budgets import double_work, name_budgets
+from splitfed.attacks.budgets import double_work
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.scoring.label_metrics import auc
@@ -72,8 +72,7 @@ class StrongestMembership(Attack):
     """The best of several membership attacks, chosen on `worlds` imitated runs.
 
     Attacks have `copies` of the model at first, doubled at most `doublings` times. `epochs` and `batch_size` of copies
-    and imitated runs; None: as the run. Budgets are called "quick", "standard" and "full"; "fast", "default" and
-    "paper" are the same.
+    and imitated runs; None: as the run.
     """
 
     target: ClassVar[Target] = Target.MEMBERS
@@ -81,7 +80,7 @@ class StrongestMembership(Attack):
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
+    budgets: ClassVar[Budgets] = {"quick": QUICK, "standard": STANDARD, "full": FULL}
 
     copies: int = field(default=8, metadata=require_count("strongest_membership copies", low=4))
     doublings: int = field(default=2, metadata=require_count("strongest_membership doublings", low=1))

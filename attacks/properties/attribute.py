@@ -36,8 +36,8 @@ class Attribute(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.ATTRIBUTES})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"epochs": 20, "width": 32},
-        "paper": {"epochs": 100, "width": 64},
+        "quick": {"epochs": 20, "width": 32},
+        "full": {"epochs": 100, "width": 64},
     }
 
     space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}

@@ -48,9 +48,9 @@ class Dip(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 200, "width": 8},
-        "default": {"iterations": 1000, "width": 16},
-        "paper": {"iterations": 3000, "width": 32},
+        "quick": {"iterations": 200, "width": 8},
+        "standard": {"iterations": 1000, "width": 16},
+        "full": {"iterations": 3000, "width": 32},
     }
     space: ClassVar[Space] = {"lr": Span(1e-3, 3e-2, log=True), "tv": Span(1e-4, 1.0, log=True)}
 

@@ -18,7 +18,7 @@ that is what arrives); f includes the run's defenses at their mean. Where the da
 they are and the adversary standardises its own by the victims' rows; predictions are then unbounded and may have a
 larger error than the mean row, so scale the data as the authors do, to (0, 1). Network, loss, weight .25, batches of 64
 and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of rows, and that
-of the budgets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its optional term for
+of the budgets the 5e-3 of later benchmarks; "quick" has fewer rows and goes over them more often. Its optional term for
 known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation, noise alone: then
 predictions do not depend on the row, and the best one is a typical row. A bottom of linear layers narrower than its
 input resists the attack, as any vector of their null space can be added to a prediction without changing the release.
@@ -51,8 +51,8 @@ class Grn(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
-        "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
+        "quick": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
+        "full": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
     }
 
     epochs: int = field(default=200, metadata=require_count("grn epochs", low=1))

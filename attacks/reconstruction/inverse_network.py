@@ -3,7 +3,7 @@
 Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (black box).
 
 The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they are
-random, so the attack adapts to them. Loss, batches, rate and number of epochs of the budget "paper" are the
+random, so the attack adapts to them. Loss, batches, rate and number of epochs of the budget "full" are the
 authors'. In vertical runs the same is known as training-based back mapping (VFLAIR, after ResSFL). The decoder's
 layout is ours (`splitfed.attacks.reconstruction.decoder`), and so is the way the rate falls: along half a cosine, where
 theirs halves every ten epochs, under the amsgrad variant of Adam.
@@ -45,9 +45,9 @@ class InverseNetwork(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
-        "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
-        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
+        "quick": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "standard": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "full": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
     }
 
     space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}

@@ -35,8 +35,8 @@ class Ladder(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
-        "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
+        "quick": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
+        "full": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
     }
 
     widths: tuple[int, ...] = field(default=(8, 32), metadata=require_counts("ladder widths", low=1))

@@ -58,9 +58,9 @@ class LatentSearch(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"epochs": 60, "draws": 256, "restarts": 3, "latent_iterations": 60, "iterations": 60},
-        "default": {"epochs": 200, "draws": 1000, "restarts": 5, "latent_iterations": 150, "iterations": 300},
-        "paper": {"epochs": 400, "draws": 4000, "restarts": 200, "latent_iterations": 100, "iterations": 20000},
+        "quick": {"epochs": 60, "draws": 256, "restarts": 3, "latent_iterations": 60, "iterations": 60},
+        "standard": {"epochs": 200, "draws": 1000, "restarts": 5, "latent_iterations": 150, "iterations": 300},
+        "full": {"epochs": 400, "draws": 4000, "restarts": 200, "latent_iterations": 100, "iterations": 20000},
     }
     space: ClassVar[Space] = {
         "latent": (8, 16, 32, 64),

@@ -59,9 +59,9 @@ class LbfgsInversion(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 200},
-        "default": {"iterations": 800},
-        "paper": {"iterations": 3000},
+        "quick": {"iterations": 200},
+        "standard": {"iterations": 800},
+        "full": {"iterations": 3000},
     }
     space: ClassVar[Space] = {"history": (5, 10, 30), "prior": (0.0, 1e-6, 1e-4, 1e-2)}
 

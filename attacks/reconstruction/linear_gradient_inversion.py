@@ -66,7 +66,7 @@ class LinearGradientInversion(Attack):
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.ENCRYPTED_LAYER})
     adapts_to = frozenset[DefenseEffect]()
-    budgets: ClassVar[Budgets] = {"fast": {"step_rows": 4}, "paper": {"step_rows": 4}}
+    budgets: ClassVar[Budgets] = {"quick": {"step_rows": 4}, "full": {"step_rows": 4}}
 
     step_rows: int = field(default=4, metadata=require_count("linear_gradient_inversion step_rows"))
 

@@ -41,7 +41,7 @@ class LinearInverse(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
-    budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
+    budgets: ClassVar[Budgets] = {"quick": {}, "full": {}}
     space: ClassVar[Space] = {"queries": (1, 5, 20)}
 
     queries: int = field(default=5, metadata=require_count("linear_inverse queries", low=1))

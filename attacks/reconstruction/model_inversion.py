@@ -6,9 +6,9 @@ countermeasures", CCS 2015 (algorithm 1, MI-Face).
 Per class c: minimise 1 - p_c(x) + tv TV(x) from the middle of the value range, inside that range; a class stops at a
 confidence of `enough`, or after `patience` iterations without progress, and returns its best row. All classes run as
 one batch. The adversary has the weights of the whole model, with every defense at its mean. Deviations: the prior
-replaces the authors' denoising step, and the optimizer may be Adam; the budget "paper" has plain descent without a
+replaces the authors' denoising step, and the optimizer may be Adam; the budget "full" has plain descent without a
 prior, with their rate and limits. A row that the model classifies with confidence need not resemble the class: its
-accuracy under another model is more informative than its distance from the class's mean. The constants of `fast` are
+accuracy under another model is more informative than its distance from the class's mean. The constants of `quick` are
 ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is not reported: with rate .02
 another model recognised 9 of ten classes at a prior of .1, and 7 without a prior and at 1.
 """
@@ -43,8 +43,8 @@ class ModelInversion(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
     adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 300},
-        "paper": {
+        "quick": {"iterations": 300},
+        "full": {
             "iterations": 5000, "optimizer": "sgd", "lr": 0.1, "tv": 0.0, "enough": 0.99, "patience": 100,
         },
     }  # fmt: skip

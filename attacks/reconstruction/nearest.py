@@ -40,7 +40,7 @@ class Nearest(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
-    budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
+    budgets: ClassVar[Budgets] = {"quick": {}, "full": {}}
     space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
 
     neighbours: tuple[int, ...] = field(default=(1, 10), metadata=require_counts("nearest neighbours", low=1))

@@ -36,9 +36,9 @@ class Rmle(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
-        "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
-        "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
+        "quick": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
+        "standard": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
+        "full": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
     }
 
     space: ClassVar[Space] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}

@@ -7,7 +7,7 @@ g(f'(x)) on the labels, g frozen, and then optimizes the input until its release
 Releases of the shadow in training pass the run's defenses, drawn afresh, and its loss has the defenses' factor and
 penalties as the client's in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The
 search takes defenses at their mean. The shadow has the architecture of the upstream segments, where the authors use a
-different one; optimizer, batches, halving of the rate every ten epochs and both numbers of steps of the budget "paper"
+different one; optimizer, batches, halving of the rate every ten epochs and both numbers of steps of the budget "full"
 are theirs. A U-shaped server holds no loss: refused.
 """
 
@@ -51,8 +51,8 @@ class Shadow(Attack):
     )
     adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
-        "fast": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
-        "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
+        "quick": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
+        "full": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
     }
 
     epochs: int = field(default=15, metadata=require_count("shadow epochs", low=1))

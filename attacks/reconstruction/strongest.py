@@ -49,7 +49,6 @@ from splitfed.attacks.base import (
     TrainedAttack,
     unwrap,
 )
-from splitfed.attacks.budgets import name_budgets
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
@@ -156,14 +155,13 @@ class Strongest(Attack):
     `latent_search` takes part. The share `validation` of the auxiliary rows chooses, `ENOUGH` at least and `MOST` at
     most; of fewer than `FEWEST` times `ENOUGH` rows all do, in 1 / `validation` folds (2 to 10), and what learns from
     them is trained once a fold.
-    `batch_size`, `lr` and `queries` are those of `inverse_network`. Budgets are called "quick", "standard" and "full";
-    "fast", "default" and "paper" are the same.
+    `batch_size`, `lr` and `queries` are those of `inverse_network`.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
     trains_decoder: ClassVar[bool] = True
-    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
+    budgets: ClassVar[Budgets] = {"quick": QUICK, "standard": STANDARD, "full": FULL}
 
     widths: tuple[int, ...] = field(default=(16, 32, 64), metadata=require_counts("strongest widths", low=1))
     passes: int = field(default=500_000, metadata=require_count("strongest passes", low=1))

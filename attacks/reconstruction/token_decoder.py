@@ -48,8 +48,8 @@ class TokenDecoder(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fast": {"epochs": 20, "width": 128},
-        "paper": {"epochs": 100, "width": 512},
+        "quick": {"epochs": 20, "width": 128},
+        "full": {"epochs": 100, "width": 512},
     }
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (64, 128, 256, 512)}

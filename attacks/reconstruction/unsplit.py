@@ -58,8 +58,8 @@ class Unsplit(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
     adapts_to = frozenset({DefenseEffect.RELEASE})
     budgets: ClassVar[Budgets] = {
-        "fast": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
-        "paper": {
+        "quick": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
+        "full": {
             "rounds": 1000, "input_steps": 100, "model_steps": 100, "lr": 1e-3, "model_lr": 1e-3,
             "tv": 0.1, "l2": 1.0, "restarts": 1,
         },

@@ -54,8 +54,8 @@ class Fsha(TrainingAttack):
     active: ClassVar[bool] = True
     adapts_to = frozenset({DefenseEffect.RELEASE})
     budgets: ClassVar[Budgets] = {
-        "fast": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
-        "paper": {
+        "quick": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
+        "full": {
             "lr": 1e-5,
             "critic_lr": 1e-4,
             "width": 256,

@@ -63,8 +63,8 @@ class Pcat(TrainingAttack):
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
     budgets: ClassVar[Budgets] = {
-        "fast": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
-        "paper": {
+        "quick": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
+        "full": {
             "lr": 1e-3,
             "start": 100,
             "inverse_lr": 1e-3,

@@ -61,8 +61,8 @@ class Sdar(TrainingAttack):
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
     budgets: ClassVar[Budgets] = {
-        "fast": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
-        "paper": {
+        "quick": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
+        "full": {
             "lr": 1e-3, "decoder_lr": 5e-4, "l1": 0.02, "l2": 1e-5, "flip": 0.2,
             "width": 64, "blocks": 3, "layout": "client", "normalise": True,
         },

@@ -51,7 +51,7 @@ class PrototypeInversion(Attack):
     reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
     adapts_to = IN_TRAINING - {DefenseEffect.LABELS}
-    budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
+    budgets: ClassVar[Budgets] = {"quick": {"iterations": 100}, "full": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("prototype_inversion iterations", low=1))
     lr: float = field(default=0.02, metadata=require_number("prototype_inversion lr", low=0.0, open_low=True))

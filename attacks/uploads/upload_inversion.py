@@ -39,7 +39,7 @@ class UploadInversion(Attack):
     reads: ClassVar[tuple[str, ...]] = KINDS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.AUXILIARY})
     adapts_to = frozenset[DefenseEffect]()
-    budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
+    budgets: ClassVar[Budgets] = {"quick": {"iterations": 100}, "full": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("upload_inversion iterations", low=1))
     rate: float = field(default=0.02, metadata=require_number("upload_inversion rate", low=0.0, open_low=True))

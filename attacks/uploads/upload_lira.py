@@ -58,8 +58,8 @@ class UploadLira(Attack):
     )
     adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {
-        "fast": {"copies": 16, "rounds": 3, "pooled": True},
-        "paper": {"copies": 256, "rounds": 10, "pooled": False},
+        "quick": {"copies": 16, "rounds": 3, "pooled": True},
+        "full": {"copies": 256, "rounds": 10, "pooled": False},
     }
 
     copies: int = field(default=16, metadata=require_count("upload_lira copies", low=4))

@@ -42,7 +42,7 @@ class UploadMembership(Attack):
     reads: ClassVar[tuple[str, ...]] = KINDS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.CANDIDATES})
     adapts_to = frozenset[DefenseEffect]()
-    budgets: ClassVar[Budgets] = {"fast": {"epochs": 100}, "paper": {"epochs": 400}}
+    budgets: ClassVar[Budgets] = {"quick": {"epochs": 100}, "full": {"epochs": 400}}
 
     rounds: int | None = field(default=None, metadata=require_count("upload_membership rounds", low=1))
     calibrated: bool = True

@@ -105,7 +105,7 @@ TABLES: Mapping[str, Any] = {
     "data": "mnist5k",
     "model": {"name": "lenet"},
     "topology": {"name": "vanilla", "cut": "pool1"},
-    "attack": {"name": "inverse_network", "budget": "fast"},
+    "attack": {"name": "inverse_network", "budget": "quick"},
 }
 
 
@@ -119,7 +119,7 @@ def run_one(rounds: int) -> None:
 def call_one(rounds: int) -> None:
     """Make the calls that the study makes: data, training, attack, and what a release tells without an attack."""
     run = train_split(mnist(), rounds)
-    run.attack("inverse_network", budget="fast")
+    run.attack("inverse_network", budget="quick")
     run.measure_release()
 
 

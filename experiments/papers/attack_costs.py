@@ -1,4 +1,4 @@
-"""What every attack's `fast` budget costs, in processor time and memory; and all victims at once against one by one.
+"""What every attack's `quick` budget costs, in processor time and memory; and all victims at once against one by one.
 
 Each measurement has a process of its own: `python -m experiments.papers.attack_costs NAME` prints it.
 """
@@ -133,7 +133,7 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
         # In a vanilla run labels reach the server anyway.
         spied = partial(
             u_shaped,
-            adversaries=sf.Adversaries(training_attacks={"server": load("attacks", "sdar").with_budget("fast")}),
+            adversaries=sf.Adversaries(training_attacks={"server": load("attacks", "sdar").with_budget("quick")}),
         )
         return spied, "server", "U-shaped, sdar"
     if name in ("class_shares", "prototype_inversion", "prototype_membership"):
@@ -145,9 +145,9 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
     return vanilla, "server", "vanilla"
 
 
-def fast(name: str) -> Attack:
-    """Return the budget `fast` of `name`."""
-    attack: Attack = load("attacks", name).with_budget("fast", **({"attribute": "odd"} if name == "attribute" else {}))
+def quick(name: str) -> Attack:
+    """Return the budget `quick` of `name`."""
+    attack: Attack = load("attacks", name).with_budget("quick", **({"attribute": "odd"} if name == "attribute" else {}))
     return attack
 
 
@@ -172,7 +172,7 @@ def cost(name: str) -> dict[str, Any]:
     if name in INSIDE:
         return _cost_inside(name)
     make, adversary, _ = scene(name)
-    run, attack = make(), fast(name)
+    run, attack = make(), quick(name)
     # An attack that is not made for any of the runs here is said to be so, and does not end the table.
     if (refusal := run.evaluator.refusal(name, attack, adversary)) is not None:
         return {"refused": refusal}
@@ -180,7 +180,7 @@ def cost(name: str) -> dict[str, Any]:
 
 
 def _cost_inside(name: str, rounds: int = 3) -> dict[str, Any]:
-    attack, runs = fast(name), list[Run]()
+    attack, runs = quick(name), list[Run]()
     alone = costed(lambda: vanilla(rounds=rounds))
     spied = costed(
         lambda: runs.append(vanilla(rounds=rounds, adversaries=sf.Adversaries(training_attacks={"server": attack})))
@@ -259,7 +259,7 @@ def show(done: Measured) -> str:
 
 
 BUDGET = f"""LeNet on MNIST-5k, cut after its first pooling where the attack allows; {VICTIMS} victims of 28x28,
-{AUXILIARY} auxiliary images, one round of training. Budget `fast`, scoring included. Seconds are processor time of one
+{AUXILIARY} auxiliary images, one round of training. Budget `quick`, scoring included. Seconds are processor time of one
 thread, so that other programs on the machine matter little. Memory is by how much the peak of resident memory during
 the attack exceeds what the process held before it, after the allocator gave back what it could; a process each; Linux
 only. Attacks that retrain the model (`lira`, `membership_shadow`) cost as many trainings as they take copies, and this

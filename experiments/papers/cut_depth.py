@@ -1,7 +1,7 @@
 """Leakage by cut depth, topology by topology: how deep must a curious party sit to see nothing?
 
 LeNet on 5000 MNIST images. The white-box search (`rmle`) and the decoder trained on queries (`inverse_network`), both
-of He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, in their fast budgets.
+of He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, in their quick budgets.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from splitfed.core.optimizers import Optim
 
 SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {
-    "rmle": Rmle.with_budget("fast"),
+    "rmle": Rmle.with_budget("quick"),
     # Nothing is random on the way, so one pass of queries says all.
-    "inverse_network": InverseNetwork.with_budget("fast", epochs=10, queries=1, width=16),
+    "inverse_network": InverseNetwork.with_budget("quick", epochs=10, queries=1, width=16),
 }
 SHOWN = 4  # victims in the picture, of the first seed
 Found = dict[str, dict[str, Any]]
@@ -140,7 +140,7 @@ def _agreement(found: Mapping[tuple[str, str], list[Found]]) -> list[str]:
 
 BUDGET = f"""How deep must a curious party sit? LeNet (average pooling) on MNIST-5k, {len(SEEDS)} seeds; every seed has
 3,771 rows but a tenth for testing to train on (4 rounds, Adam 1e-3, one client), 800 auxiliary rows and 32 victims that
-nobody trained on. `rmle` knows the weights before it (fast budget: 300 iterations), `inverse_network` asks queries and
+nobody trained on. `rmle` knows the weights before it (quick budget: 300 iterations), `inverse_network` asks queries and
 trains a decoder on the auxiliary rows (10 epochs, width 16, with one pass of queries, since nothing is random on the
 way; a quick look, as both are). The depth is the last step of LeNet before what the party receives: of `multi_hop`
 every hop and the server attack the same trained chain; `vertical`, `extended_vanilla` and `multi_task` have two parties

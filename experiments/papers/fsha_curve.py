@@ -73,7 +73,7 @@ def start(seed: int, width: int, faster: float, weight: float, blocks: int) -> R
     strength = STRENGTH / (1 + weight) if weight else 1.0
     defenses = [sf.defenses.DistanceCorrelation(alpha=weight / (1 + weight))] if weight else []
     rates = {"lr": RATE * faster, "critic_lr": CRITIC_RATE * faster}
-    plan = Fsha.with_budget("paper", width=width, blocks=blocks, strength=strength, **rates)
+    plan = Fsha.with_budget("full", width=width, blocks=blocks, strength=strength, **rates)
     return sf.train(
         vanilla(model, "0"),
         data(seed),

@@ -109,22 +109,22 @@ BLACK: Mapping[str, tuple[float | None, float | None]] = {"conv1": (40.72, 0.995
 LINES = (
     Line(
         "white box (`rmle`)",
-        lambda cut: Rmle.with_budget("paper", tv=0.0 if cut == "conv1" else 1.0),
+        lambda cut: Rmle.with_budget("full", tv=0.0 if cut == "conv1" else 1.0),
         WHITE,
     ),
-    Line("white box, budget fast", lambda cut: Rmle.with_budget("fast"), WHITE),
-    Line("white box, budget default", lambda cut: Rmle.with_budget("default"), WHITE),
-    Line("white box, default, twice the time", lambda cut: Rmle.with_budget("default", iterations=4800), WHITE),
+    Line("white box, budget quick", lambda cut: Rmle.with_budget("quick"), WHITE),
+    Line("white box, budget standard", lambda cut: Rmle.with_budget("standard"), WHITE),
+    Line("white box, standard, twice the time", lambda cut: Rmle.with_budget("standard", iterations=4800), WHITE),
     Line("black box, same distribution, their decoder", lambda cut: TheirDecoder(), BLACK),
     Line("the same, solved by least squares", lambda cut: Solved(), BLACK, cuts=("conv1",)),
-    Line("black box, our decoder, budget fast", lambda cut: InverseNetwork.with_budget("fast"), BLACK),
-    Line("black box, our decoder, budget default", lambda cut: InverseNetwork.with_budget("default"), BLACK),
+    Line("black box, our decoder, budget quick", lambda cut: InverseNetwork.with_budget("quick"), BLACK),
+    Line("black box, our decoder, budget standard", lambda cut: InverseNetwork.with_budget("standard"), BLACK),
     Line(
-        "black box, our decoder, default, twice the time",
-        lambda cut: InverseNetwork.with_budget("default", epochs=40),
+        "black box, our decoder, standard, twice the time",
+        lambda cut: InverseNetwork.with_budget("standard", epochs=40),
         BLACK,
     ),
-    Line("black box, our decoder, budget paper", lambda cut: InverseNetwork.with_budget("paper"), BLACK),
+    Line("black box, our decoder, budget full", lambda cut: InverseNetwork.with_budget("full"), BLACK),
     Line(
         "black box, random inputs, their decoder",
         lambda cut: TheirDecoder(),
@@ -133,7 +133,7 @@ LINES = (
     ),
     Line(
         "query-free (`shadow`)",
-        lambda cut: Shadow.with_budget("paper"),
+        lambda cut: Shadow.with_budget("full"),
         {"conv1": (17.60, 0.7423), "ReLU2": (9.61, 0.4981)},
     ),
 )
@@ -234,13 +234,13 @@ convolutions of 3x3). SSIM has a Gaussian window of 11x11; theirs is not known.
 Why their decoder stays at 28 dB at conv1 where 40.72 is published: not for its layout and not for want of images. Least
 squares finds the best weights for that very layer, one convolution of 5x5, from the same pairs, and they do reach the
 published figure. The inverse of a convolution of smooth images is badly conditioned, so 3750 steps of Adam at
-falling rates, where the authors take 93,750, do not come near it. Ours was at 20 dB in its former budget `fast` for
+falling rates, where the authors take 93,750, do not come near it. Ours was at 20 dB in its former budget `quick` for
 another reason: it brought 24x24 to 28x28 by bilinear interpolation, which blurs. It now solves for the best linear
 inverse, of a row as a whole or of every place alike, and trains a network on what that leaves; conv1 is linear and its
 inputs are fewer than its outputs, so nothing is left. Trained from nothing, our network of today has 28 dB there after
 five epochs (one seed).
 
-The budget `default` is the budget at which twice the time gains less than .5 dB at either cut, by these lines."""
+The budget `standard` is the budget at which twice the time gains less than .5 dB at either cut, by these lines."""
 
 TABLE = Table(
     "he_mnist",

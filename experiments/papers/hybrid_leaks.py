@@ -42,7 +42,7 @@ def _members(run: sf.Run) -> Figures:
 def _inverted(run: sf.Run) -> Figures:
     """A decoder of what crosses at the cut for new rows of client 0, trained on auxiliary rows that it sent through."""
     # Nothing is random on the way, so one pass of queries says all.
-    (one,) = run.attack(InverseNetwork.with_budget("fast", epochs=10, queries=1, width=16))
+    (one,) = run.attack(InverseNetwork.with_budget("quick", epochs=10, queries=1, width=16))
     return {who: one.scores[key]["ssim"].mean for who, key in (("cut ssim", "attack"), ("cut blind", "mean_image"))}
 
 

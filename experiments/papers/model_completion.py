@@ -53,7 +53,7 @@ def measure(kind: str, seed: int, state: Path, epochs: int = EPOCHS, iterations:
     victims = trained.join([data.victims])
     found: dict[str, Any] = {"task": run.accuracy}
     for tune in (True, False):
-        attack = ModelCompletion.with_budget("paper", iterations=iterations, tune=tune)
+        attack = ModelCompletion.with_budget("full", iterations=iterations, tune=tune)
         (result,) = run.attack(attack, adversary="left0", victims=victims, seed=seed)
         right = (result.prediction.argmax(1) == result.truth).double()
         found |= {

@@ -100,7 +100,7 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     A pseudo-client that learns after training takes as many steps as it would have taken in it.
     """
     steps = rounds * -(-len(data(seed, setting.each).clients[0].train) // 64)
-    made = Pcat.with_budget("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
+    made = Pcat.with_budget("full", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
     run = train(seed, setting, made, rounds)
     state, test, known = run.engine.training_attacks["server"], run.data.test_union(), run.data.auxiliary
     assert isinstance(state, PseudoClient)

@@ -59,7 +59,7 @@ def start(seed: int, shape: str, changes: dict[str, Any]) -> Run:
         batch_size=64,
         optimizer=Optim("Adam", {"lr": 1e-3}),
         adversaries=sf.Adversaries(
-            training_attacks={"server": Sdar.with_budget("paper", **{"width": WIDTH, **changes})}
+            training_attacks={"server": Sdar.with_budget("full", **{"width": WIDTH, **changes})}
         ),
         seed=seed,
     )

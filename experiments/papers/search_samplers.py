@@ -60,7 +60,7 @@ cut = ["fc1", "relu1", "fc2", "relu2"]
 
 [[attack]]
 name = "inverse_network"
-budget = "fast"
+budget = "quick"
 
 [search.objectives]
 utility_validation = "maximize"
@@ -282,7 +282,7 @@ cut with no defense, 3 strengths of noise and 2 of each other, in the middle of 
 or from end to end of it. Digits, 860 training rows, 8 rounds of SGD (.2, momentum .9) in Poisson samples of 64. A seed
 is that of sampler, split, weights and noise at once.
 
-Objectives: accuracy on 215 validation rows; PSNR of `inverse_network` (budget "fast", 300 auxiliary rows) on 64
+Objectives: accuracy on 215 validation rows; PSNR of `inverse_network` (budget "quick", 300 auxiliary rows) on 64
 victims; the epsilon that is promised, counted up to {CAP:g}: of the weights for `dp_sgd`, of each row's releases for
 `gaussian_release`, {CAP:g} for what promises none. Hypervolume: the share of the box from the reference (accuracy
 {REFERENCE[0]:g}, {REFERENCE[1]:g} dB, epsilon {REFERENCE[2]:g}), written down before any of these trials, to (1, 0 dB,

@@ -51,7 +51,7 @@ def measure(depth: str, seed: int, state: Path, rounds: int = ROUNDS, epochs: in
         evaluation=sf.Evaluation(every=epochs),
     )
     victims = one_a_class(data.victims)
-    attack = Unsplit.with_budget("paper", rounds=rounds, stretch=False)
+    attack = Unsplit.with_budget("full", rounds=rounds, stretch=False)
     (result,) = run.attack(attack, victims=victims, seed=seed)
     assert result.stolen is not None
     assert result.prediction is not None
@@ -94,7 +94,7 @@ def show(done: Measured) -> str:
     return f"{markdown(head, rows)}\n\n{NOTES}"
 
 
-BUDGET = f"""The authors' LeNet and their numbering of depths; pixels in [0, 1]; the budget `paper` of `unsplit` with
+BUDGET = f"""The authors' LeNet and their numbering of depths; pixels in [0, 1]; the budget `full` of `unsplit` with
 {ROUNDS} rounds of 100 + 100 steps where the authors have 1000, from one random clone. Ten images, one a class, that the
 client never saw; they are searched at once and share one clone, where the authors take one after another and carry the
 clone along. Victim: {EPOCHS} epochs of Adam (amsgrad, 1e-3, batch 64) on 3520 images of MNIST-5k, where they have

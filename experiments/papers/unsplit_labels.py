@@ -73,7 +73,7 @@ def _key(cut: str, state: str, seed: int) -> str:
 
 BUDGET = f"""The authors' LeNet on MNIST-5k, its end with the client: the first layers up to pool1 and the head; the
 server holds what is between and receives the gradient at the head's input. {VICTIMS} victims that nobody trained on,
-of which {HINTS} of each class is known and left out of the score; the budget `fast` (300 iterations, where `paper` has
+of which {HINTS} of each class is known and left out of the score; the budget `quick` (300 iterations, where `full` has
 5000). Three seeds; trained: {EPOCHS["trained"]} epochs. About five minutes."""
 
 NOTES = """Published: accuracy 1.0 on MNIST, Fashion-MNIST and CIFAR-10 with a head of one layer, one example a batch.

@@ -20,9 +20,9 @@ from tests.topologies.vertical_examples import convolution, perceptron, with_act
 
 SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {
-    "grn": Grn.with_budget("fast"),
-    "rmle": Rmle.with_budget("fast"),
-    "inverse_network": InverseNetwork.with_budget("fast", queries=1),
+    "grn": Grn.with_budget("quick"),
+    "rmle": Rmle.with_budget("quick"),
+    "inverse_network": InverseNetwork.with_budget("quick", queries=1),
 }
 # Setting -> how many numbers the peer releases of how many features.
 SETTINGS = {

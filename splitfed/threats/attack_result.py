@@ -28,7 +28,7 @@ class AttackResult:
 
     If the adversary holds a part of every row, a reconstruction is scored on the remaining part only. `clone`: the
     upstream function that the attack stole, if any; `stolen`: the scores of that clone, see `score_clone`. `quick`:
-    whether the attack ran with the budget "fast", so that more work may give a better prediction. `error_bound`:
+    whether the attack ran with the budget "quick", so that more work may give a better prediction. `error_bound`:
     (victims,) largest absolute error of any number of a row as stated by the attack, infinity where unknown; None for
     attacks that state none. `selection`: how an attack that chooses among several has chosen. `under_trained`: the
     floors that score measurably better than the attack's own trained decoder, although its adversary could have

@@ -172,14 +172,14 @@ class Evaluator:
         return self._updates if attack.phase is Phase.TRAINING else self.released
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
-        """Return attack name -> None if `adversary` can run it with its "fast" budget, else the reason (see `refusal`).
+        """Return attack name -> None if `adversary` can run it with its budget "quick", else the reason (`refusal`).
 
         By default each attack gets the adversary that `Run.attack` would choose for it.
         """
         refusals = {}
         for name in TABLES["attacks"]:
             try:
-                refusals[name] = self.refusal(name, load("attacks", name).with_budget("fast"), adversary, client)
+                refusals[name] = self.refusal(name, load("attacks", name).with_budget("quick"), adversary, client)
             except InvalidInput as error:
                 refusals[name] = str(error)
         return refusals

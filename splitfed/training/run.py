@@ -326,7 +326,7 @@ class Run:
         adversary is the aggregation server. With a `round` attacks on labels that read gradients go against those rows
         too, by the mean of what was recorded of each over all its steps up to it.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
-        of attacks, all given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
+        of attacks, all given by name: "standard", "quick" (a quick look), "full"; None is the usual one of each.
         `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
         auxiliary rows and a few matrix products, and what the adversary's own data say beside labels; False leaves them
         out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the

@@ -51,9 +51,9 @@ def public_map(width: int) -> Tensor:
 
 
 WORLDS: dict[str, tuple[Attack, dict[str, Any]]] = {
-    "sdar": (Sdar.with_budget("fast", l1=0.0, l2=0.0), {}),
-    "sdar, client's layout": (Sdar.with_budget("fast", l1=0.0, l2=0.0, layout="client"), {}),
-    "pcat": (Pcat.with_budget("fast", refine=0, start=0), {}),
+    "sdar": (Sdar.with_budget("quick", l1=0.0, l2=0.0), {}),
+    "sdar, client's layout": (Sdar.with_budget("quick", l1=0.0, l2=0.0, layout="client"), {}),
+    "pcat": (Pcat.with_budget("quick", refine=0, start=0), {}),
     "shadow": (Shadow(epochs=40, tv=0.0), {"width": 16}),
 }
 
@@ -147,7 +147,7 @@ LEARNING = Adversarial(weight=1.0, threshold=-1.0, bottleneck=0, width=8)
 @pytest.mark.parametrize("layout", ["client", "generic"])
 def test_a_defense_that_learns_does_so_in_the_imitation_and_is_part_of_the_state(layout: str) -> None:
     """Six steps of 32 rows: its decoder has taken six steps of Adam; the copy's states are its own."""
-    found = attack_state(run_on_images(Sdar.with_budget("fast", width=8, layout=layout), defenses=[LEARNING]))
+    found = attack_state(run_on_images(Sdar.with_budget("quick", width=8, layout=layout), defenses=[LEARNING]))
     learnt = found.state()["defenses"]["simulator"]
     ((place, state),) = learnt.items()
     assert {float(each["step"]) for each in state["optimizer"]["state"].values()} == {6.0}

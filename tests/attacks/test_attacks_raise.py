@@ -26,14 +26,14 @@ def run_with(**changes: Any) -> Run:
 
 
 def test_an_unknown_budget_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="unknown budget of Rmle 'papr'; did you mean 'paper'"):
-        Rmle.with_budget("papr")
+    with pytest.raises(InvalidInput, match="unknown budget of Rmle 'ful'; did you mean 'full'"):
+        Rmle.with_budget("ful")
 
 
 def test_budgets_are_the_authors_settings_with_changes() -> None:
-    assert Rmle.with_budget("paper") == Rmle(iterations=5000, lr=0.01, tv=1.0, l2=0.0)
-    assert Rmle.with_budget("paper", iterations=10).iterations == 10
-    assert InverseNetwork.with_budget("paper").epochs == 50
+    assert Rmle.with_budget("full") == Rmle(iterations=5000, lr=0.01, tv=1.0, l2=0.0)
+    assert Rmle.with_budget("full", iterations=10).iterations == 10
+    assert InverseNetwork.with_budget("full").epochs == 50
 
 
 def test_an_attack_without_run_is_named() -> None:

@@ -187,7 +187,7 @@ TABLE: dict[str, Row] = {
     "rmle": images(Rmle(iterations=200, tv=1e-3), 10.0, Rmle(iterations=30)),
     # As near as its prior of 16 numbers is to digits.
     "latent_search": images(
-        LatentSearch.with_budget("fast", width=64),
+        LatentSearch.with_budget("quick", width=64),
         4.0,
         LatentSearch(width=16, epochs=2, draws=8, restarts=2, latent_iterations=5, iterations=5),
     ),
@@ -218,13 +218,13 @@ TABLE: dict[str, Row] = {
     "dlg": updates(Dlg(iterations=120, restarts=2)),
     "idlg": updates(Idlg(iterations=120, restarts=2)),
     "inverting_gradients": updates(InvertingGradients(iterations=200, lr=0.1)),
-    "fsha": in_training(Fsha.with_budget("fast", width=32), 0.5, 50),
-    "sdar": in_training(Sdar.with_budget("fast"), 0.5, 40, 3e-3),
-    "pcat": in_training(Pcat.with_budget("fast", start=20), 0.3, 40, 3e-3),
+    "fsha": in_training(Fsha.with_budget("quick", width=32), 0.5, 50),
+    "sdar": in_training(Sdar.with_budget("quick"), 0.5, 40, 3e-3),
+    "pcat": in_training(Pcat.with_budget("quick", start=20), 0.3, 40, 3e-3),
     "insider_labels": Row(
         InsiderLabels(),
-        cache(partial(go, Sdar.with_budget("fast"), "u_shaped", rounds=40, rate=3e-3)),
-        cache(partial(go, Sdar.with_budget("fast"), "u_shaped", rounds=6, defenses=[DROWNED])),
+        cache(partial(go, Sdar.with_budget("quick"), "u_shaped", rounds=40, rate=3e-3)),
+        cache(partial(go, Sdar.with_budget("quick"), "u_shaped", rounds=6, defenses=[DROWNED])),
         *("accuracy", 0.25, 0.15),  # 64 victims of two classes: a standard deviation of .0625
     ),
     "norm": positives(Norm()),

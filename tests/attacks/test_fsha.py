@@ -18,7 +18,7 @@ from splitfed.defenses import Noise
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import attack_state, error, go
 
-PLAN = Fsha.with_budget("fast", width=32)
+PLAN = Fsha.with_budget("quick", width=32)
 
 
 @cache
@@ -132,7 +132,7 @@ def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:
 
 
 def test_a_disguised_hijacker_is_honest_where_the_honest_gradient_is_long() -> None:
-    hijacker = attack_state(go(Fsha.with_budget("fast", disguise=2.0)))
+    hijacker = attack_state(go(Fsha.with_budget("quick", disguise=2.0)))
     assert isinstance(hijacker, Hijacker)
     hijacker.numbers["usual"] = 1.0
     mine, honest = torch.full((4, 2), 7.0), torch.zeros(4, 2)
@@ -167,6 +167,6 @@ def test_scaling_there_and_back() -> None:
 
 
 def test_the_authors_settings() -> None:
-    plan = Fsha.with_budget("paper")
+    plan = Fsha.with_budget("full")
     assert (plan.lr, plan.critic_lr, plan.penalty) == (1e-5, 1e-4, 500.0)
     assert (plan.width, plan.blocks, plan.per_channel) == (256, 6, True)

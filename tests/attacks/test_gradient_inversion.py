@@ -222,6 +222,6 @@ def test_refusals(case: str) -> None:
 
 
 def test_budgets() -> None:
-    assert Dlg.with_budget("paper").iterations == 1200
-    assert InvertingGradients.with_budget("paper") == InvertingGradients(iterations=24_000, lr=0.1, tv=0.2)
+    assert Dlg.with_budget("full").iterations == 1200
+    assert InvertingGradients.with_budget("full") == InvertingGradients(iterations=24_000, lr=0.1, tv=0.2)
     assert Dlg.phase is Phase.TRAINING

@@ -308,10 +308,10 @@ def test_no_gradients_in_the_view() -> None:
 
 
 def test_budgets() -> None:
-    assert BatchLabelInference.with_budget("paper") == BatchLabelInference(iterations=10_000, lr=0.05)
-    assert UnsplitLabels.with_budget("paper").lr == 0.001
-    assert Direction.with_budget("paper", hints=5).hints == 5
-    assert Norm.with_budget("fast") == Norm()
+    assert BatchLabelInference.with_budget("full") == BatchLabelInference(iterations=10_000, lr=0.05)
+    assert UnsplitLabels.with_budget("full").lr == 0.001
+    assert Direction.with_budget("full", hints=5).hints == 5
+    assert Norm.with_budget("quick") == Norm()
 
 
 def test_spectral_reads_releases_where_some_arrive() -> None:

@@ -238,8 +238,8 @@ def test_parts_of_rows_at_two_parties_and_a_single_logit(attack: Attack) -> None
 
 
 def test_budgets_are_the_authors_numbers_of_copies() -> None:
-    assert Lira.with_budget("paper") == Lira(copies=256, pooled=False)
-    assert MembershipShadow.with_budget("paper").copies == 100
+    assert Lira.with_budget("full") == Lira(copies=256, pooled=False)
+    assert MembershipShadow.with_budget("full").copies == 100
 
 
 def toy_run(data: Dataset | None = None, model: nn.Module | None = None, **parts: Any) -> Run:

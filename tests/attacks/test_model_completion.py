@@ -308,9 +308,9 @@ def test_a_poisoning_out_of_range_is_refused() -> None:
 
 
 def test_budgets() -> None:
-    paper = ModelCompletion.with_budget("paper")
+    paper = ModelCompletion.with_budget("full")
     assert (paper.iterations, paper.decay, paper.weight, paper.temperature, paper.alpha) == (5120, 0.999, 50, 0.8, 0.75)
-    assert ModelCompletion.with_budget("fast") == ModelCompletion()
+    assert ModelCompletion.with_budget("quick") == ModelCompletion()
 
 
 def test_factors_by_hand() -> None:

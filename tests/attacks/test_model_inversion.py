@@ -183,7 +183,7 @@ def test_the_classifier_is_kept_with_its_rows_and_always_the_same() -> None:
 
 def test_the_paper_budget_is_the_authors_settings() -> None:
     wanted = ModelInversion(iterations=5000, optimizer="sgd", lr=0.1, tv=0.0, enough=0.99, patience=100)
-    assert ModelInversion.with_budget("paper") == wanted
+    assert ModelInversion.with_budget("full") == wanted
 
 
 def toy_run(data: Dataset, model: nn.Module, auxiliary: int = 10) -> Run:

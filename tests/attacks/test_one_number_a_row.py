@@ -53,5 +53,5 @@ CASES = [
 
 @pytest.mark.parametrize(("labels", "who", "name"), CASES)
 def test_an_attack_reads_one_number_a_row(labels: str, who: str, name: str) -> None:
-    (result,) = trained(labels).attack(name, adversary=who, budget="fast")
+    (result,) = trained(labels).attack(name, adversary=who, budget="quick")
     assert bool(torch.as_tensor(result.prediction).isfinite().all())

@@ -24,7 +24,7 @@ from tests.attacks.test_attacks_adapt import Tied
 from tests.attacks.training_time_examples import attack_state, error, go
 from tests.examples import assert_same
 
-PLAN = Pcat.with_budget("fast")
+PLAN = Pcat.with_budget("quick")
 SMALL: dict[str, Any] = {"width": 8, "inverse_steps": 5, "refine": 2}
 
 
@@ -50,7 +50,7 @@ def test_the_refinement_alone_reads_victims_where_the_release_tells_all() -> Non
     """The client is tied to an invertible map; the inverse has had one step, so that it knows nothing."""
     errors = {}
     for refine in (0, 300):
-        plan = Pcat.with_budget("fast", start=0, inverse_steps=1, refine=refine, refine_lr=0.02)
+        plan = Pcat.with_budget("quick", start=0, inverse_steps=1, refine=refine, refine_lr=0.02)
         run = tied(plan)
         (result,) = run.attack(plan)
         errors[refine], mean = error(run, result.prediction)
@@ -127,7 +127,7 @@ def test_the_refinement_stays_in_the_range_of_values() -> None:
 
 
 def test_noise_drowns_it() -> None:
-    plan = Pcat.with_budget("fast", start=0)
+    plan = Pcat.with_budget("quick", start=0)
     run = go(plan, rounds=6, defenses=[Noise(scale=1e3)])
     (result,) = run.attack(plan)
     prediction, mean = error(run, result.prediction)

@@ -29,7 +29,7 @@ def trained(**given: Any) -> Run:
 
 
 def check_same(traced: Run, replayed: Run, attack: str) -> None:
-    found = [run.attack(attack, budget="fast") for run in (traced, replayed)]
+    found = [run.attack(attack, budget="quick") for run in (traced, replayed)]
     for one, other in zip(*found, strict=True):
         assert torch.equal(one.prediction, other.prediction), attack
 

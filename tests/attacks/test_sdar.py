@@ -20,7 +20,7 @@ from tests.attacks.training_time_examples import attack_state, error, go, mirror
 from tests.examples import assert_same
 from tests.rounding import single
 
-PLAN = Sdar.with_budget("fast")
+PLAN = Sdar.with_budget("quick")
 
 
 @cache
@@ -41,7 +41,7 @@ def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
     assert result.scores["majority"]["accuracy"].mean < 0.6
 
 
-BOTH = Sdar.with_budget("fast", l1=0.2)
+BOTH = Sdar.with_budget("quick", l1=0.2)
 
 
 def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
@@ -69,7 +69,7 @@ Z, Y = torch.randn(32, 2, generator=generator(0)), torch.zeros(32)
 
 def pleased(critic: str, sharpness: float, **weight: float) -> Simulator:
     """The attack after fifteen steps on Z with labels Y under a fixed `critic` that weighs more than all else."""
-    run = go(Sdar.with_budget("fast", width=8, **weight))
+    run = go(Sdar.with_budget("quick", width=8, **weight))
     attacker = attack_state(run)
     assert isinstance(attacker, Simulator)
     attacker.nets.add(critic, Brightness(sharpness), 1e-9)
@@ -155,6 +155,6 @@ def test_losses_and_likely_classes_of_one_logit_and_of_several() -> None:
 
 
 def test_the_authors_settings() -> None:
-    plan = Sdar.with_budget("paper")
+    plan = Sdar.with_budget("full")
     assert (plan.lr, plan.decoder_lr, plan.l1, plan.l2, plan.flip) == (1e-3, 5e-4, 0.02, 1e-5, 0.2)
     assert (plan.layout, plan.normalise, plan.width, plan.blocks) == ("client", True, 64, 3)

@@ -26,7 +26,7 @@ from splitfed.training.run import Run
 from tests.attacks.training_time_examples import attack_state, error, go, ramps
 from tests.examples import assert_same
 
-TINY = Sdar.with_budget("paper", width=4, blocks=1)
+TINY = Sdar.with_budget("full", width=4, blocks=1)
 
 
 @cache
@@ -66,7 +66,7 @@ def simulator(run: Run) -> Simulator:
 
 @pytest.mark.exhaustive
 def test_in_the_clients_layout_it_reads_victims_that_nobody_trained_on() -> None:
-    plan = Sdar.with_budget("fast", layout="client")
+    plan = Sdar.with_budget("quick", layout="client")
     run = go(plan, rounds=24, rate=3e-3)
     (result,) = run.attack(plan)
     prediction, mean = error(run, result.prediction)
@@ -310,7 +310,7 @@ def test_it_ends_a_cut_of_any_shape(shape: tuple[int, ...]) -> None:
 
 def test_a_generic_simulator_releases_what_may_arrive() -> None:
     """Behind a ReLU nothing negative, and something that is zero; where negative numbers arrive it ends linearly."""
-    plan = Sdar.with_budget("fast", width=8)
+    plan = Sdar.with_budget("quick", width=8)
     behind, linear = simulator(run_on_images(plan)), simulator(go(plan))
     with torch.no_grad():
         made = behind.client(images().auxiliary.x, 0)

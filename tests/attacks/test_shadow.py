@@ -143,7 +143,7 @@ def test_an_upstream_without_weights_is_refused() -> None:
 
 
 def test_the_budget_paper_is_the_authors() -> None:
-    made = Shadow.with_budget("paper")
+    made = Shadow.with_budget("full")
     assert (made.epochs, made.batch_size, made.shadow_lr) == (50, 32, 1e-3)
     assert (made.iterations, made.lr, made.tv, made.l2) == (500, 0.1, 2.0, 0.0)
-    assert Shadow.with_budget("fast") == Shadow()
+    assert Shadow.with_budget("quick") == Shadow()

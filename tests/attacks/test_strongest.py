@@ -289,7 +289,7 @@ def test_with_weights_a_row_is_found_that_no_regression_finds() -> None:
 
 def test_the_search_in_a_prior_is_a_member_of_the_longer_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [Strongest.with_budget(name).prior for name in ("quick", "standard", "full")] == [False, False, True]
-    short = {**LatentSearch.budgets["fast"], "epochs": 2, "latent_iterations": 3}
+    short = {**LatentSearch.budgets["quick"], "epochs": 2, "latent_iterations": 3}
     monkeypatch.setattr(
         strongest,
         "load",

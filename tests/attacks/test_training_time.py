@@ -225,7 +225,7 @@ def test_a_training_attack_that_was_not_there_cannot_answer() -> None:
     go(Spy()).attack(Rmle(iterations=1))
 
 
-@pytest.mark.parametrize("plan", [Sdar.with_budget("fast"), Pcat.with_budget("fast", inverse_steps=2)])
+@pytest.mark.parametrize("plan", [Sdar.with_budget("quick"), Pcat.with_budget("quick", inverse_steps=2)])
 def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack) -> None:
     """Its segments make no scores: what they make is put into a head, and not into the loss as if it were scores."""
     with stream(0):

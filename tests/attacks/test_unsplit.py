@@ -243,10 +243,10 @@ def test_misfit_by_hand() -> None:
 
 
 def test_the_budget_paper_is_the_authors() -> None:
-    made = Unsplit.with_budget("paper")
+    made = Unsplit.with_budget("full")
     assert (made.rounds, made.input_steps, made.model_steps, made.restarts) == (1000, 100, 100, 1)
     assert (made.lr, made.model_lr, made.tv, made.l2, made.stretch) == (1e-3, 1e-3, 0.1, 1.0, True)
-    assert Unsplit.with_budget("fast") == Unsplit()
+    assert Unsplit.with_budget("quick") == Unsplit()
 
 
 def run_of(bottom: nn.Module) -> Run:

@@ -33,7 +33,7 @@ def test_a_defended_run_repeats_and_can_be_attacked() -> None:
     defenses = (splitfed.defenses.DistanceCorrelation(0.3), splitfed.defenses.Noise(0.2, relative=True))
     first, second = trained("cuda", *defenses), trained("cuda", *defenses)
     assert [e["loss"] for e in first.history] == pytest.approx([e["loss"] for e in second.history], rel=1e-3)
-    for result in first.attack(["inverse_network", "rmle"], budget="fast"):
+    for result in first.attack(["inverse_network", "rmle"], budget="quick"):
         assert result.prediction.device.type == "cpu"
         assert bool(torch.isfinite(result.prediction).all())
 

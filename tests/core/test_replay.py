@@ -307,7 +307,7 @@ def test_a_replayed_run_is_stopped_resumed_attacked_and_exported(tmp_path: Path)
     assert_same(whole.state()["party-server~0"], resumed.state()["party-server~0"])
     assert whole.history[-1]["test"] == resumed.history[-1]["test"]
     for attack in ("inverse_network", "rmle", "shadow"):
-        (found,) = whole.attack(attack, budget="fast")
+        (found,) = whole.attack(attack, budget="quick")
         assert found.prediction.shape == found.truth.shape
     state = whole.engine.topology.state_dict(whole.engine.modules(0))
     Gated().load_state_dict(state, strict=True)

@@ -27,7 +27,7 @@ DETECTORS: dict[str, Detector] = {
     "splitguard": SplitGuard(start=80, rate=0.2, window=5),
     "splitout": SplitOut(share=1.0, epochs=2),
 }
-HIJACKER = Fsha.with_budget("fast", width=32)
+HIJACKER = Fsha.with_budget("quick", width=32)
 
 
 @cache
@@ -67,7 +67,7 @@ def test_an_attacker_that_is_honest_where_it_is_tested_is_noticed_later() -> Non
     """The guard's limit: ten honest rounds, then an honest gradient for every batch whose labels look wrong."""
     at = []
     for disguise in (None, 2.0):
-        plan = Fsha.with_budget("fast", width=32, disguise=disguise, start=80)
+        plan = Fsha.with_budget("quick", width=32, disguise=disguise, start=80)
         run = go(plan, rounds=20, rate=3e-3, adversaries=Adversaries(detectors={"client": DETECTORS["splitguard"]}))
         at.append(run.history[-1]["detectors"]["client0"]["alarmed_at"])
         assert run.history[-1]["detectors"]["client0"]["fakes"] >= 5

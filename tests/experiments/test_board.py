@@ -118,7 +118,7 @@ def test_a_refusal_is_kept_with_its_reason_and_is_no_result(grown: tuple[Path, l
     assert refused.why in (grown[0] / "toy.md").read_text("utf-8")
     entries = [json.loads(line) for line in (grown[0] / "toy.jsonl").read_text("utf-8").splitlines()]
     assert {
-        "grn needs inputs of its own" in e["attacks"]["grn(budget=fast)"]["refused"] for e in entries if "attacks" in e
+        "grn needs inputs of its own" in e["attacks"]["grn(budget=quick)"]["refused"] for e in entries if "attacks" in e
     } == {True}
 
 

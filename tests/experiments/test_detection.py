@@ -38,7 +38,7 @@ def cells(text: str, *names: str) -> list[str]:
 
 def test_what_is_missing_is_trained_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = read_detection(written(tmp_path))
-    assert [run.server for run in study.runs] == ["honest", "fsha(budget=fast, width=4)"]
+    assert [run.server for run in study.runs] == ["honest", "fsha(budget=quick, width=4)"]
     assert " 0/1 |" in describe_detections([study], tmp_path)
     complete_detections([study], tmp_path, lambda line: None)
     honest, hijacked = (json.loads(line) for line in (tmp_path / "watched.jsonl").read_text("utf-8").splitlines())

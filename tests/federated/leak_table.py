@@ -70,7 +70,7 @@ def row(method: str) -> Row:
             name
             for name in on_uploads()
             if load("attacks", name).target in targets
-            and run.evaluator.refusal(name, load("attacks", name).with_budget("fast"), FED) is None
+            and run.evaluator.refusal(name, load("attacks", name).with_budget("quick"), FED) is None
         )
         for goal, targets in GOALS.items()
     }

@@ -54,7 +54,7 @@ DETECTORS: dict[str, dict[str, Any]] = {
 }
 FUSIONS: dict[str, dict[str, Any]] = {"krum": {"f": 1}, "geometric_median": {"steps": 5}}
 
-# The least of each kind of budget that attacks have; it takes the place of what the budget "fast" says.
+# The least of each kind of budget that attacks have; it takes the place of what the budget "quick" says.
 BUDGETS: dict[str, Any] = dict.fromkeys(("epochs", "queries", "restarts", "classifier_epochs"), 1)
 BUDGETS |= dict.fromkeys(("input_steps", "model_steps"), 1)
 BUDGETS |= dict.fromkeys(("rounds", "copies", "inverse_steps", "refine"), 2)
@@ -145,7 +145,7 @@ def attack(name: str) -> Attack:
     """Return the attack `name` with the least budgets."""
     kind = load("attacks", name)
     own = {f.name for f in fields(kind)}
-    return kind.with_budget("fast", **{k: v for k, v in {**BUDGETS, **ATTACKS.get(name, {})}.items() if k in own})  # type: ignore[no-any-return]
+    return kind.with_budget("quick", **{k: v for k, v in {**BUDGETS, **ATTACKS.get(name, {})}.items() if k in own})  # type: ignore[no-any-return]
 
 
 def lives_inside(name: str) -> bool:

@@ -60,7 +60,7 @@ def test_a_run_is_recorded_resumed_attacked_and_exported(name: str, tmp_path: Pa
     seen = whole.engine.link.recorders["server"].view().select(kind="activation", phase="train")
     assert seen.messages
     attack = "token_decoder" if whole.data.victims.discrete else "inverse_network"
-    (found,) = whole.attack(attack, budget="fast")
+    (found,) = whole.attack(attack, budget="quick")
     assert found.prediction.shape == found.truth.shape
     TINY[name].build().load_state_dict(states[0], strict=True)
 

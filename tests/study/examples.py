@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "training": {"rounds": 2, "batch_size": 64},
     "topology": [{"name": "vanilla", "cut": "relu1"}],
     "defense": [{"name": "none"}, {"name": "noise", "scale": [0.5, 1.0], "relative": True}],
-    "attack": [{"name": "rmle", "budget": "fast", "iterations": 5}],
+    "attack": [{"name": "rmle", "budget": "quick", "iterations": 5}],
 }
 
 

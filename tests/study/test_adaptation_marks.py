@@ -35,5 +35,5 @@ def test_from_a_study_to_result_report_and_command_line(tmp_path: Path, capsys: 
     assert "† did not adapt to: distance_correlation" in marked[0]
     assert "Attacks that did not adapt, marked † in the table: unsplit" in page
 
-    assert main(["attack", str(home), "--attack", "unsplit", "--budget", "fast"]) == 0
+    assert main(["attack", str(home), "--attack", "unsplit", "--budget", "quick"]) == 0
     assert said in capsys.readouterr().out

@@ -105,7 +105,7 @@ def test_each_run_is_written_and_may_end_early(tmp_path: Path, capsys: pytest.Ca
         {"name": "notes:Note", "path": "notes.txt", "word": "after"},
         defense=[{"name": "none"}, private],
         training={"rounds": 9, "batch_size": 64},
-        attack=[{"name": "rmle", "budget": "fast", "iterations": 2}],
+        attack=[{"name": "rmle", "budget": "quick", "iterations": 2}],
     )
     path = write(tmp_path, study)
     assert main(["plan", str(path), "--schedules", "sequential"]) == 0

@@ -398,7 +398,7 @@ def test_the_command_prints_text_json_and_markdown(
     assert main(["compare", *chosen, "--metric", "accuracy,psnr", "--markdown", str(tmp_path / "found.md")]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("defense=none -> defense=noise, 3 seeds\n")
-    assert "leaks more (rmle(budget=fast, iterations=5) psnr)" in printed
+    assert "leaks more (rmle(budget=quick, iterations=5) psnr)" in printed
     page = (tmp_path / "found.md").read_text("utf-8")
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 3, "head, line, accuracy, PSNR over seeds and over victims"
@@ -431,7 +431,7 @@ def test_it_is_part_of_the_package_and_gives_a_frame(kept: Path) -> None:
     frame = found.to_frame()
     assert list(frame.metric) == [
         "accuracy",
-        *(f"rmle(budget=fast, iterations=5) {m}" for m in ("psnr", "ssim", "mse")),
+        *(f"rmle(budget=quick, iterations=5) {m}" for m in ("psnr", "ssim", "mse")),
         "bytes",
         "seconds",
     ]

@@ -157,8 +157,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'"),
     (
-        small(attack=[{"name": "rmle", "budget": "fats"}]),
-        r"attack\[0\]\.budget: unknown budget 'fats'; did you mean 'fast'",
+        small(attack=[{"name": "rmle", "budget": "qiuck"}]),
+        r"attack\[0\]\.budget: unknown budget 'qiuck'; did you mean 'quick'",
     ),
     (
         small(attack=[{"name": "rmle", "lr": 0.0}]),
@@ -243,11 +243,11 @@ def test_lists_expand_to_a_grid_in_order() -> None:
 
 def test_attacks_take_their_budget_and_what_is_changed() -> None:
     (probe,) = checked(small()).cells[0].attacks
-    assert Rmle(**probe.attack.parameters) == replace(Rmle.with_budget("fast"), iterations=5)
-    assert probe.label == "rmle(budget=fast, iterations=5)"
+    assert Rmle(**probe.attack.parameters) == replace(Rmle.with_budget("quick"), iterations=5)
+    assert probe.label == "rmle(budget=quick, iterations=5)"
     (usual,) = checked(small(attack=[{"name": "rmle", "iterations": 5}])).cells[0].attacks
-    assert Rmle(**usual.attack.parameters) == Rmle.with_budget("default", iterations=5)
-    assert usual.label == "rmle(budget=default, iterations=5)"
+    assert Rmle(**usual.attack.parameters) == Rmle.with_budget("standard", iterations=5)
+    assert usual.label == "rmle(budget=standard, iterations=5)"
 
 
 def test_the_config_of_a_run_means_that_run_alone() -> None:

@@ -254,7 +254,7 @@ def test_an_attack_that_cannot_begin_is_a_result_of_an_encrypted_run(
         return "nothing to read" if sealed else before(self, name, attack, adversary)
 
     monkeypatch.setattr(Evaluator, "refusal", refuse)
-    attacks = [{"name": "rmle", "budget": "fast", "iterations": 2}]
+    attacks = [{"name": "rmle", "budget": "quick", "iterations": 2}]
     path = write(tmp_path, study({"protocol": "none"}, SHARES, attack=attacks))
     assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 0
     plain, sealed = (json.loads(one.read_text()) for one in sorted((tmp_path / "out" / "runs").glob("*/result.json")))

@@ -73,7 +73,7 @@ def assert_room(seen: list[list[tuple[float, float]]]) -> None:
 
 
 def made(study: Study, summary: dict[str, Any], looks: SeriesStyles) -> dict[str, Callable[[], str | None]]:
-    attack = "inverse_network(budget=fast)"
+    attack = "inverse_network(budget=quick)"
     named = [(f"{LONG} {i}", s) for i, s in enumerate(study.settings)]
     return {
         "tradeoff": lambda: plot_tradeoff(summary, attack, looks, "a"),

@@ -25,7 +25,7 @@ from tests.study.examples import small, write
 from tests.thinning import thin
 
 NAME = "vanilla-relu1--none--seed0"
-ATTACK = {"name": "rmle", "budget": "fast", "iterations": 2}
+ATTACK = {"name": "rmle", "budget": "quick", "iterations": 2}
 
 
 def go(folder: Path, rounds: int, **changes: Any) -> Path:
@@ -79,7 +79,7 @@ def test_a_longer_run_is_that_of_so_many_rounds(
     # The study is whole as it is, and the run can be asked again and continued again.
     assert main(["run", str(tmp_path / "study" / "study.toml"), "--folder", str(out), "--resume"]) == 0
     assert len(sf.load(home).history) == 4
-    assert main(["attack", str(home), "--attack", "rmle", "--budget", "fast"]) == 0
+    assert main(["attack", str(home), "--attack", "rmle", "--budget", "quick"]) == 0
     assert continue_run(home, 1).rounds == 5
 
 

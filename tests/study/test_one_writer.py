@@ -43,7 +43,7 @@ def test_an_attack_waits_for_who_writes_to_the_run_and_keeps_what_was_added(
         run = Path(shutil.move(run, tmp_path / run.name))
     path = run / "result.json"
     found: list[Any] = []
-    other = threading.Thread(target=lambda: found.extend(attack_run(run, ["rmle"], "fast", None)))
+    other = threading.Thread(target=lambda: found.extend(attack_run(run, ["rmle"], "quick", None)))
     with hold_run(run):
         other.start()
         other.join(0.5)

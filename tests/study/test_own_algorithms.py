@@ -245,7 +245,7 @@ def test_nothing_of_a_stranger_is_imported(
 
 def test_a_mark_covers_attacks_of_import_paths_alone() -> None:
     """Registered attacks may be added to a folder that is one's own; what would be imported may not."""
-    plain, toy = {"name": "rmle", "budget": "fast"}, {"name": "toy_parts.attack:ToyNearest", "share": 1}
+    plain, toy = {"name": "rmle", "budget": "quick"}, {"name": "toy_parts.attack:ToyNearest", "share": 1}
     marks = [
         trust._signature(b"key", {"data": {}, "attack": attacks}, {}) for attacks in ([], [plain], [toy], [plain, toy])
     ]
@@ -273,7 +273,7 @@ def test_own_results_are_followed_until_they_change(
     shutil.rmtree(own / "toy_parts")
     for command in (
         ["attack", str(run), "--attack", "toy_parts.attack:ToyNearest"],
-        ["attack", str(run), "--attack", "rmle", "--budget", "fast"],
+        ["attack", str(run), "--attack", "rmle", "--budget", "quick"],
         ["run", str(out / "study.toml"), "--folder", str(out), "--resume"],
     ):
         assert main(command) == 0, command
@@ -288,7 +288,7 @@ def test_own_results_are_followed_until_they_change(
     assert main(["attack", str(run), "--attack", "toy_parts.defense:ToySign"]) == 2
     assert "is an import path that the run's study does not name" in capsys.readouterr().err
     text = tomllib.loads((run / "config.toml").read_text())
-    text["attack"].append({"name": "toy_parts.attack:ToyNearest", "budget": "default"})
+    text["attack"].append({"name": "toy_parts.attack:ToyNearest", "budget": "standard"})
     (run / "config.toml").write_bytes(digests.toml_with_digest(dumps(text)))
     assert main(["attack", str(run), "--attack", "rmle"]) == 2
     assert "its mark is not yours, or its configuration has changed since" in capsys.readouterr().err

@@ -164,7 +164,7 @@ def test_a_run_of_a_study_is_loaded_as_it_was_and_left_as_it_is(
     kept = read_result(results.folder / "runs" / NOISY)
     assert kept is not None
     assert (run.utility, run.bytes, run.history) == (kept.utility.test, kept.bytes, list(kept.history))
-    (found,) = run.attack("inverse_network", budget="fast")
+    (found,) = run.attack("inverse_network", budget="quick")
     again = sf.load(results.folder / "runs" / NOISY)
     run.continue_training(1)
     assert len(run.history) == 3
@@ -174,10 +174,10 @@ def test_a_run_of_a_study_is_loaded_as_it_was_and_left_as_it_is(
     x = torch.from_numpy(np.random.default_rng(0).random((3, 1, 8, 8), dtype=np.float32))
     assert torch.equal(again.predict(x, number=3), results.load(NOISY).predict(x, number=3))
     capsys.readouterr()
-    command = ["attack", str(tmp_path / "longer" / "runs" / NOISY), "--attack", "inverse_network", "--budget", "fast"]
+    command = ["attack", str(tmp_path / "longer" / "runs" / NOISY), "--attack", "inverse_network", "--budget", "quick"]
     assert main([*command, "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    (same,) = run.attack("inverse_network", budget="fast")
+    (same,) = run.attack("inverse_network", budget="quick")
     assert entry["scores"]["psnr"]["attack"]["mean"] == same.scores["attack"]["psnr"].mean
     assert same.scores["attack"]["psnr"].mean != found.scores["attack"]["psnr"].mean
 

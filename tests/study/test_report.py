@@ -127,7 +127,7 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
         "attacks": [
             {
                 "attack": "inverse_network",
-                "label": "inverse_network(budget=fast)",
+                "label": "inverse_network(budget=quick)",
                 "adversary": "server",
                 "seconds": 6.0,
                 "victims": 12,
@@ -266,7 +266,7 @@ def test_summary_has_means_and_with_two_seeds_intervals_over_victims(finished: P
     json.dumps(found, allow_nan=False)
     none, weak, strong = found["settings"]
     assert [s["defense"] for s in (none, weak, strong)] == list(MADE_UP)
-    psnr = none["attacks"]["inverse_network(budget=fast)"]["scores"]["psnr"]["attack"]
+    psnr = none["attacks"]["inverse_network(budget=quick)"]["scores"]["psnr"]["attack"]
     # Student's interval of two seeds, 26 and 27, would be 12.7 times .5 wide to either side: that of their victims
     # is .5 around each.
     assert psnr == {"mean": 26.5, "low": 26.0, "high": 27.0, "n": 2, "over": "victims"}
@@ -277,13 +277,13 @@ def test_summary_has_means_and_with_two_seeds_intervals_over_victims(finished: P
     assert weak["dependence"]["mean"] == pytest.approx(0.75)
     assert weak["dependence"]["p_value"] == pytest.approx(0.006)
     # Utility and leakage both rise from strong to weak to none: nobody beats anybody on both.
-    assert all("psnr" in s["attacks"]["inverse_network(budget=fast)"]["front"] for s in found["settings"])
+    assert all("psnr" in s["attacks"]["inverse_network(budget=quick)"]["front"] for s in found["settings"])
 
 
 def test_with_one_seed_the_interval_is_over_victims(tmp_path: Path) -> None:
     folder = study(tmp_path / "one", seeds=(0,))
     found = summarise(folder)
-    psnr = found["settings"][0]["attacks"]["inverse_network(budget=fast)"]["scores"]["psnr"]["attack"]
+    psnr = found["settings"][0]["attacks"]["inverse_network(budget=quick)"]["scores"]["psnr"]["attack"]
     assert psnr == {"mean": 26.0, "low": 25.5, "high": 26.5, "n": 1, "over": "victims"}
     assert found["settings"][0]["utility"]["low"] is None
     assert found["headline"][-2].startswith("One seed a setting: intervals are over victims")
@@ -359,7 +359,7 @@ def test_a_closed_form_beside_another_attack_leads_too(tmp_path: Path) -> None:
 
 def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Path) -> None:
     found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
-    attack = found["attacks"][0] | {"attack": "linear_inverse", "label": "linear_inverse(budget=fast)"}
+    attack = found["attacks"][0] | {"attack": "linear_inverse", "label": "linear_inverse(budget=quick)"}
     attack["scores"]["psnr"]["linear_inverse"] = attack["scores"]["psnr"]["attack"]
     put(tmp_path / "itself", found | {"attacks": [attack]}, (1, 8, 8), 0)
     said = summarise(tmp_path / "itself")["headline"][1]
@@ -485,7 +485,7 @@ def test_no_interval_of_an_accuracy_leaves_its_range(tmp_path: Path, over: str, 
         ends = [share_interval(r, 100) for r in (50, 12)]
         assert utility["low"] == pytest.approx((ends[0].low + ends[1].low) / 2)
         assert utility["high"] == pytest.approx((ends[0].high + ends[1].high) / 2)
-    ssim = setting["attacks"]["inverse_network(budget=fast)"]["scores"]["ssim"]["attack"]
+    ssim = setting["attacks"]["inverse_network(budget=quick)"]["scores"]["ssim"]["attack"]
     assert ssim["high"] <= (1.0 if over == "seeds" else 1.5)  # the made-up victims' own intervals are wider
     page = write_report(folder).read_text("utf-8")
     assert not re.search(r"-\d+\.\d %", page)
@@ -770,7 +770,7 @@ def targets(folder: Path, auc: float, low: float, high: float) -> Path:
     found["attacks"] = [
         {
             "attack": name,
-            "label": f"{name}(budget=fast)",
+            "label": f"{name}(budget=quick)",
             "adversary": "client0",
             "seconds": 1.0,
             "target": target,

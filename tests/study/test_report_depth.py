@@ -21,7 +21,7 @@ from tests.study.examples import small, write
 from tests.study.test_report import parsed, put, result
 
 CUTS = {"relu2": (5, 18.0), "conv1": (1, 31.0), "pool1": (3, 24.0), "fc1": (8, 12.0)}
-LABEL = "inverse_network(budget=fast)"
+LABEL = "inverse_network(budget=quick)"
 
 
 def net() -> nn.Module:
@@ -106,7 +106,7 @@ def test_defenses_have_lines_of_their_own(studied: Path) -> None:
 
 def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
     """At every cut an honest run and a hijacked one: each attack has the pictures of its own runs."""
-    folder, inside = tmp_path / "both", "fsha(budget=fast)"
+    folder, inside = tmp_path / "both", "fsha(budget=quick)"
     folder.mkdir()
     for cut in ("conv1", "pool1"):
         for intruder in (None, inside):

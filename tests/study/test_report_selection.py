@@ -38,7 +38,7 @@ def study(folder: Path, *converged: bool) -> Path:
 def test_what_has_not_converged_is_said(tmp_path: Path) -> None:
     folder = study(tmp_path, True, False)
     (setting,) = summarise(folder)["settings"]
-    told = setting["attacks"]["inverse_network(budget=fast)"]["selection"]
+    told = setting["attacks"]["inverse_network(budget=quick)"]["selection"]
     assert told == {
         "members": ["inverse_network, width 8"],
         "criterion": "on held-out rows",

@@ -293,16 +293,16 @@ def test_a_run_is_attacked_again_without_training(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     trained = (folder / "metrics.jsonl").read_bytes()
-    assert main(["attack", str(folder), "--attack", "inverse_network,rmle", "--budget", "fast", "--json"]) == 0
+    assert main(["attack", str(folder), "--attack", "inverse_network,rmle", "--budget", "quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [attack["attack"] for attack in found] == ["inverse_network", "rmle-budget-fast"]
+    assert [attack["attack"] for attack in found] == ["inverse_network", "rmle-budget-quick"]
     result = json.loads((folder / "result.json").read_text("utf-8"))
-    assert [attack["attack"] for attack in result["attacks"]] == ["rmle", "inverse_network", "rmle-budget-fast"]
+    assert [attack["attack"] for attack in result["attacks"]] == ["rmle", "inverse_network", "rmle-budget-quick"]
     assert (folder / "metrics.jsonl").read_bytes() == trained
     assert load_file(folder / "attacks" / "inverse_network.safetensors")["prediction"].shape == (8, 1, 8, 8)
     # Three hundred iterations come closer than the study's five.
     scores = {attack["attack"]: attack["scores"]["mse"]["attack"]["mean"] for attack in result["attacks"]}
-    assert scores["rmle-budget-fast"] < scores["rmle"]
+    assert scores["rmle-budget-quick"] < scores["rmle"]
 
 
 def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,7 +371,7 @@ def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: py
     # A run's own config means that run alone, with its schedule and the same clock.
     (cell,) = checked(tomllib.loads((folder / "runs" / names[1] / "config.toml").read_text("utf-8"))).cells
     assert cell.training == checked(two_schedules()).cells[1].training
-    assert main(["attack", str(folder / "runs" / names[1]), "--attack", "rmle", "--budget", "fast", "--json"]) == 0
+    assert main(["attack", str(folder / "runs" / names[1]), "--attack", "rmle", "--budget", "quick", "--json"]) == 0
 
 
 def test_who_sees_what_is_told_by_the_run(finished: Path) -> None:

@@ -20,7 +20,7 @@ from splitfed.study.run.search_queue import list_fixed_points
 from tests.study.examples import checked
 from tests.study.search_examples import read, searching
 
-ATTACKS = [{"name": "rmle", "iterations": 1}, {"name": "inverse_network", "budget": "fast"}]
+ATTACKS = [{"name": "rmle", "iterations": 1}, {"name": "inverse_network", "budget": "quick"}]
 GOALS = "expected 'minimize' or 'maximize'"
 NUMBER = "is not allowed; expected a number"
 

@@ -86,7 +86,7 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
         small(defense=[{"combine": [{"name": "none"}]}]),
         "defense[0].combine[0].name: unknown defense 'none'; did you mean",
     ),
-    "attack": (small(attack=[{"name": "rmle", "budgte": "fast"}]), "attack[0].budgte: unknown key 'budgte'"),
+    "attack": (small(attack=[{"name": "rmle", "budgte": "quick"}]), "attack[0].budgte: unknown key 'budgte'"),
     "method": (small(method=[{"name": "fedprox", "nu": 1.0}]), "method[0].nu: unknown key 'nu'; did you mean 'mu'"),
     "none": (small(method=[{"name": "none", "mu": 1.0}]), "method[0].mu: unknown key 'mu' (allowed: name)"),
     "encryption": (small(encryption={"bond": 1.0}), "encryption[0].bond: unknown key 'bond'; did you mean 'bound'"),

@@ -31,7 +31,7 @@ from tests.study.examples import checked, placed, small as small_study, write
 SDAR: dict[str, Any] = {"name": "sdar", "width": 8, "every": 2}
 FSHA: dict[str, Any] = {"name": "fsha", "width": 8, "every": 1}
 PCAT: dict[str, Any] = {"name": "pcat", "width": 8, "start": 1, "inverse_steps": 5, "refine": 1}
-RMLE: dict[str, Any] = {"name": "rmle", "budget": "fast", "iterations": 5}
+RMLE: dict[str, Any] = {"name": "rmle", "budget": "quick", "iterations": 5}
 HONEST, HIJACKED = "vanilla-relu1--none--seed0", "vanilla-relu1--none--fsha-inside--seed0"
 
 
@@ -97,7 +97,7 @@ def test_honest_runs_are_those_without_any_training_attack(finished: Path, tmp_p
     assert alone["bytes"] == beside["bytes"] == hijacked["bytes"]
     assert hijacked["utility"]["test"] != beside["utility"]["test"]
     assert (alone["training_attack"], beside["training_attack"]) == (None, None)
-    assert hijacked["training_attack"] == "fsha(budget=fast, width=8)"
+    assert hijacked["training_attack"] == "fsha(budget=quick, width=8)"
 
 
 def test_the_curve_is_in_metrics_and_result_and_ends_in_the_final_score(finished: Path) -> None:
@@ -124,17 +124,17 @@ def test_report_and_table_tell_trainings_apart(finished: Path) -> None:
     assert "accuracy is that of hijacked clients, and cannot be compared with honest ones" in page
     summary = summarise(finished)
     assert [(s["place"], list(s["attacks"])) for s in summary["settings"]] == [
-        ("vanilla(cut=relu1)", ["sdar(budget=fast, width=8)", "rmle(budget=fast, iterations=5)"]),
-        ("vanilla(cut=relu1), fsha(budget=fast, width=8) inside", ["fsha(budget=fast, width=8)"]),
+        ("vanilla(cut=relu1)", ["sdar(budget=quick, width=8)", "rmle(budget=quick, iterations=5)"]),
+        ("vanilla(cut=relu1), fsha(budget=quick, width=8) inside", ["fsha(budget=quick, width=8)"]),
     ]
     assert summary["names"][summary["places"][1]] == "vanilla, fsha inside"
     (hijacked,) = (s for s in summary["settings"] if s["training_attack"])
-    assert hijacked["attacks"]["fsha(budget=fast, width=8)"]["front"] == []
+    assert hijacked["attacks"]["fsha(budget=quick, width=8)"]["front"] == []
     table = pd.read_csv(finished / "results.csv")
     assert dict(zip(table["attack"], table["training_attack"].fillna(""), strict=True)) == {
         "sdar": "",
         "rmle": "",
-        "fsha": "fsha(budget=fast, width=8)",
+        "fsha": "fsha(budget=quick, width=8)",
     }
 
 
@@ -170,8 +170,8 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
 @pytest.mark.exhaustive
 def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest, hijacked = (str(finished / "runs" / run) for run in (HONEST, HIJACKED))
-    assert main(["attack", honest, "--attack", "inverse_network", "--budget", "fast"]) == 0
-    assert main(["attack", hijacked, "--attack", "rmle", "--budget", "fast"]) == 0
+    assert main(["attack", honest, "--attack", "inverse_network", "--budget", "quick"]) == 0
+    assert main(["attack", hijacked, "--attack", "rmle", "--budget", "quick"]) == 0
     assert [a["attack"] for a in result(finished, HIJACKED)["attacks"]] == ["fsha", "rmle"]
     (cell,) = check_study(
         session.schema.read_toml(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path()

@@ -27,7 +27,7 @@ def runs() -> dict[str, sf.Run]:
 def test_private_steps_refuse_no_attack_that_draws_the_client_anew(runs: dict[str, sf.Run]) -> None:
     """The loss of the redrawn topology has no segment before it, which `dp_sgd` would take for the run's."""
     for run in runs.values():
-        assert run.evaluator.refusal("unsplit", load("attacks", "unsplit").with_budget("fast")) is None
+        assert run.evaluator.refusal("unsplit", load("attacks", "unsplit").with_budget("quick")) is None
 
 
 def test_private_steps_change_no_answer_to_what_applies(runs: dict[str, sf.Run]) -> None:

@@ -168,13 +168,13 @@ def test_a_study_asks_up_to_a_round_by_itself_and_later(tmp_path: Path) -> None:
     data = build.dataset(cell.data)
     result = run_cell(cell, data, tmp_path, Lines(0))
     epochs, fresh = result.attacks
-    assert (epochs.label, epochs.round) == ("similar(budget=fast, round=1)", 1)
+    assert (epochs.label, epochs.round) == ("similar(budget=quick, round=1)", 1)
     assert fresh.round is None
     assert epochs.victims > fresh.victims == 30
-    (expected,) = rebuild_run(tmp_path).attack(Similar.with_budget("fast"), round=1)
+    (expected,) = rebuild_run(tmp_path).attack(Similar.with_budget("quick"), round=1)
     assert epochs.scores["auc"]["attack"].mean == expected.scores["attack"]["auc"].mean
-    (earlier,) = attack_run(tmp_path, ["similar"], "fast", None, round=0)
-    assert (earlier.label, earlier.round) == ("similar(budget=fast, round=0)", 0)
+    (earlier,) = attack_run(tmp_path, ["similar"], "quick", None, round=0)
+    assert (earlier.label, earlier.round) == ("similar(budget=quick, round=0)", 0)
     assert earlier.scores["auc"]["attack"].mean != expected.scores["attack"]["auc"].mean
 
 

@@ -66,7 +66,7 @@ def test_a_threat_model_that_was_asked_for_stays(model: str) -> None:
 
 def test_every_attack_that_is_shown_weights_is_white_box() -> None:
     for name in TABLES["attacks"]:
-        attack: Attack = load("attacks", name).with_budget("fast")
+        attack: Attack = load("attacks", name).with_budget("quick")
         shown = attack.requires | getattr(attack, "uses", frozenset())
         assert threat_model_of(attack) == (WHITE_BOX if shown & WEIGHTS else BLACK_BOX), name
     assert (

@@ -184,12 +184,12 @@ def test_spans(make: Any, text: str) -> None:
 
 
 def test_a_study_tunes_and_tells(tmp_path: Path) -> None:
-    attack = {"name": "rmle", "budget": "fast", "iterations": 5, "tune": 2}
+    attack = {"name": "rmle", "budget": "quick", "iterations": 5, "tune": 2}
     study = small(attack=[attack, {"name": "rmle", "iterations": 5}], defense=[{"name": "none"}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     tuned, plain = json.loads((folder / "result.json").read_text("utf-8"))["attacks"]
-    assert tuned["label"] == "rmle(budget=fast, iterations=5, tune=2)"
+    assert tuned["label"] == "rmle(budget=quick, iterations=5, tune=2)"
     assert set(tuned["tuned"]["parameters"]) == {"lr", "tv"}
     assert len(tuned["tuned"]["trials"]) == 2
     assert tuned["tuned"]["score"] <= tuned["tuned"]["given"]

@@ -397,7 +397,7 @@ def attacked() -> dict[str, Run]:
 @pytest.mark.parametrize("name", ATTACKED)
 def test_attacks_from_every_party_beat_the_mean_image(name: str, attacked: dict[str, Run]) -> None:
     for party in ATTACKED[name][1]:
-        for result in attacked[name].attack(["inverse_network", "rmle"], adversary=party, budget="fast"):
+        for result in attacked[name].attack(["inverse_network", "rmle"], adversary=party, budget="quick"):
             psnr = {who: found["psnr"].mean for who, found in result.scores.items()}
             assert result.adversary == party
             assert psnr["attack"] > psnr["mean_image"] + 1.0, (party, result.attack, psnr)

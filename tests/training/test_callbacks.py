@@ -94,7 +94,7 @@ class Crash(sf.Callback):
 def test_hooks_are_called_in_their_order(tmp_path: Path) -> None:
     log = Log()
     run = go(log, rounds=2, folder=tmp_path / "run")
-    run.attack("rmle", budget="fast")
+    run.attack("rmle", budget="quick")
     per_round = [[("validation", n), ("test", n), ("round", n), ("checkpoint", f"{n:06d}")] for n in range(2)]
     assert log.seen == [("start", 0), *per_round[0], *per_round[1], ("end", 2), ("rmle", "server")]
 

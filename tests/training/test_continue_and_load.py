@@ -122,7 +122,7 @@ def test_a_run_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert loaded.plan.evaluation.delta == 1e-3
     x = run.data.clients[0].test.x
     assert torch.equal(loaded.predict(x, number=7), run.predict(x, number=7))
-    ours, theirs = (one.attack("rmle", budget="fast")[0] for one in (run, loaded))
+    ours, theirs = (one.attack("rmle", budget="quick")[0] for one in (run, loaded))
     assert torch.equal(ours.prediction, theirs.prediction)
     assert len(loaded.engine.view("server").messages) == len(run.engine.view("server").messages) > 0
 

@@ -32,7 +32,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def results(run: Run) -> list[sf.AttackResult]:
-    return run.attack(["rmle", "inverse_network"], budget="fast")
+    return run.attack(["rmle", "inverse_network"], budget="quick")
 
 
 def test_the_frame_has_a_row_a_round(run: Run) -> None:

@@ -91,7 +91,7 @@ def test_what_tensorboard_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module.SummaryWriter = lambda *a, **k: opened.append(Events(*a, **k)) or opened[-1]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     run = interrupted(tmp_path / "run", lambda: sf.TensorBoardWriter(tmp_path / "events"))
-    (result,) = run.attack("rmle", budget="fast")
+    (result,) = run.attack("rmle", budget="quick")
     first, second = opened
     assert [one.opened for one in opened] == [(str(tmp_path / "events"), 0), (str(tmp_path / "events"), 1)]
     assert second.scalars["loss"] == [(1, run.history[1]["loss"]), (2, run.history[2]["loss"])]
@@ -114,7 +114,7 @@ def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))  # type: ignore[arg-type]
     run = interrupted(tmp_path / "run", lambda: sf.WandbWriter("project", folder=tmp_path))
-    (result,) = run.attack("rmle", budget="fast")
+    (result,) = run.attack("rmle", budget="quick")
     first, second = begun
     assert (first.given["id"], second.given["id"], second.given["resume"]) == (None, "abc", "allow"), (
         "the same run there"

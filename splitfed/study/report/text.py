@@ -373,7 +373,7 @@ def _limitations(summary: Summary) -> list[str]:
             + (f" Black box, without them: {', '.join(black)}." if black else "")
         )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
-        sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
+        sentences.append(f"A quick look (budget quick), where more work may find more: {', '.join(quick)}.")
     repeated = (f"{summary['names'][label]} had {said}" for label, attack in found for said in attack["releases"])
     if several := dict.fromkeys(repeated):
         sentences.append(f"{'. '.join(several)}. An adversary who gets one release of a row learns less.")
