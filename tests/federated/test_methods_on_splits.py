@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 import splitfed as sf
@@ -85,7 +87,8 @@ class Loop:
 
     def assert_as(self, run: sf.Run) -> None:
         for replica, client in enumerate(self.clients):
-            found = weights(run, replica)
+            # The own segments of apfl stand inside of a mixture.
+            found = {name.replace("/own.", "/"): tensor for name, tensor in weights(run, replica).items()}
             for name, tensor in {**state(client), **state(self.server)}.items():
                 torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -145,6 +148,35 @@ def ditto(loop: Loop, method: Any) -> dict[str, Tensor]:
                 move(loop.server, server)
         average = loop.mean([state(one) for one in shared])
     return average
+
+
+def apfl(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """A mixture of own and averaged segments, and the averaged ones, before one server; alpha steps once a round."""
+    average = state(loop.clients[0])
+    shared = [copy.deepcopy(client) for client in loop.clients]
+    alphas = [torch.tensor(method.alpha, requires_grad=True) for _ in loop.clients]
+    for number in range(ROUNDS):
+        for replica, own in enumerate(loop.clients):
+            put(shared[replica], average)
+            for step, (x, y) in enumerate(loop.batches(replica, number)):
+                alpha, other = alphas[replica], shared[replica]
+                mixture: Any = {s: partial(mixed, own[s], other[s], alpha) for s in own}
+                losses = [functional.cross_entropy(loop.scores(one, x), y) for one in (mixture, other)]
+                (slope,) = torch.autograd.grad(losses[0], alpha, retain_graph=True)
+                mine, theirs, server = loop.gradients(losses[0] + losses[1], own, other, loop.server)
+                if step == 0:
+                    alphas[replica] = (alpha - RATE * slope).clamp(0.0, 1.0).detach().requires_grad_()
+                move(own, mine)
+                move(other, theirs)
+                move(loop.server, server)
+        average = loop.mean([state(one) for one in shared])
+    return {**average, **{f"alpha{replica}": alpha.detach() for replica, alpha in enumerate(alphas)}}
+
+
+def mixed(own: nn.Module, other: nn.Module, alpha: Tensor, x: Tensor) -> Any:
+    """What a module says with weights alpha v + (1 - alpha) w, where nothing reaches w."""
+    pairs = zip(own.named_parameters(), other.parameters(), strict=True)
+    return functional_call(own, {n: alpha * v + (1 - alpha) * w.detach() for (n, v), w in pairs}, (x,))
 
 
 def fedsgd(loop: Loop, method: Any) -> dict[str, Tensor]:
@@ -318,6 +350,7 @@ HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
     "feddistill": (FedDistill(weight=0.5), feddistill),
     "fedkd": (FedKD(rank=2), fedkd),
     "ifca": (Ifca(), ifca),
+    "apfl": (Apfl(alpha=0.3), apfl),
     "fedgen": (FedGen(weight=0.5, distillation=0.7, noise=4, hidden=8, steps=3, rows=8, batch=8), fedgen),
 }
 
@@ -344,7 +377,10 @@ def averaged(run: sf.Run, name: str) -> dict[str, Tensor]:
     kept = run.method_state
     if name == "ifca":
         return {f"{i}/{n}": t for i, tensors in enumerate(kept["clusters"]) for n, t in tensors.items()}
-    return {n.removeprefix("shared_"): t for n, t in kept["mentee" if name == "fedkd" else "weights"].items()}
+    found = {n.removeprefix("shared_"): t for n, t in kept["mentee" if name == "fedkd" else "weights"].items()}
+    if name == "apfl":
+        found |= {f"alpha{r}": weights(run, r)[f"{run.engine.topology.segments[0].name}/alpha"] for r in range(3)}
+    return found
 
 
 SMALL = FedGen(noise=4, hidden=8, steps=3, rows=8, batch=8, distillation=1.0)
