@@ -100,7 +100,7 @@ class Run:
         return RunPlots(self.engine, self.data, self.history)
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
-        """Return the whole model's trained state under its original names, as `client` would use it now: copies.
+        """Return the trained state of the model that `client` answers with now, under its original names: copies.
 
         `client`: from 0; None where all clients use the same weights. Raises `InvalidInput` where they do not.
         """
