@@ -14,6 +14,7 @@ replica what the client holds is mixed, and what other parties hold serves both 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -129,6 +130,14 @@ class Mixture(nn.Module):
         pairs = zip(self.own.named_parameters(), self._other[0].parameters(), strict=True)
         mixed = {name: self.alpha * v + (1 - self.alpha) * w.detach() for (name, v), w in pairs}
         return functional_call(self.own, mixed, inputs)
+
+    def merged(self) -> nn.Module:
+        """Return a copy of `own` that holds the mixed weights."""
+        found = copy.deepcopy(self.own)
+        with torch.no_grad():
+            for v, w in zip(found.parameters(), self._other[0].parameters(), strict=True):
+                v.copy_(self.alpha * v + (1 - self.alpha) * w)
+        return found
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.core.argument_kinds import check_overrides
 from splitfed.core.errors import check_fields
@@ -36,6 +36,7 @@ class ObjectivePlacement:
     """Position of a local objective: the party in `role` of `replica` (None: a party shared by all replicas).
 
     `topology` and `facts` are the replica's, as the method's `fit` returned them. `seed`: for its random numbers.
+    `modules`: the party's own, segment -> module, which it trains.
     """
 
     party: str
@@ -45,6 +46,7 @@ class ObjectivePlacement:
     facts: TopologyFacts
     seed: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[str]:

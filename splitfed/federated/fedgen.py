@@ -8,12 +8,19 @@ every client's head, weighted by the client's share of the class's rows, plus `d
 different noise gives different embeddings (both as in the authors' code; the paper writes the loss of the mean scores,
 without diversity). Clients receive average and generator; in every step their heads also learn, with `weight`, from
 generated rows, whose labels are drawn uniformly from the classes that at least one client holds; a batch norm in a head
-includes these rows. The authors' code adds a second term, between predictions of true and of generated rows of the same
-label, and lets both weights fall; neither is implemented here.
+includes these rows. The second term of the authors' code, `distillation` times the divergence KL(q || p) of the
+prediction p of a true row from the prediction q of a generated row of its label, reaches the extractor too; it is left
+out by default. Their code lets both weights fall from round to round, which is not implemented here.
 
 `share`: "model" averages all segments of the clients, which so start each round alike; "head" averages only those
 behind the embedding, so that clients may have extractors of different architectures. For whole models, cut where the
 embedding is.
+
+On a split replica the embedding is what arrives where the loss is computed. In a U-shape that is the client, whose last
+segments are the head. Where it is a server, the server holds the head already: it trains the generator itself, on its
+head or on its copies for the clients, and counts the rows of each class by the labels of the steps, so that neither
+counts nor generator cross. Nothing of the clients belongs to the head then: with `share` "head" the method sends
+nothing, and client segments go as the schedule says.
 """
 
 from __future__ import annotations
@@ -29,15 +36,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
+from splitfed.core.messages import Stamp
 from splitfed.core.private_values import LABELS
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.averaging import Averaging, check_whole, take_step
-from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
+from splitfed.federated.averaging import Averaging, take_step
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
-from splitfed.federated.topology_values import count_classes, embedding, makers, only_head
+from splitfed.federated.topology_values import (
+    clients_hold_all,
+    count_classes,
+    embedding,
+    makers,
+    making_segment,
+    only_client,
+    only_head,
+)
 
 SHARES = ("model", "head")
 
@@ -46,8 +62,9 @@ SHARES = ("model", "head")
 class FedGen(Averaging):
     """The server trains a generator of features on the clients' heads, and clients learn from generated features.
 
-    `weight` >= 0 of the loss on `rows` generated rows a step; `embedding`: the value to generate (see
-    `topology_values`).
+    `weight` >= 0 of the loss on `rows` generated rows a step, `distillation` >= 0 of the divergence of true rows from
+    generated ones; `embedding`: the value to generate (default: the last that clients compute by themselves, on split
+    replicas the one that arrives where the loss is computed).
 
     At the server: `noise` and `hidden`, the widths of the generator; `steps` of Adam at `rate` a round on `batch` rows;
     `diversity` >= 0, the weight of the diversity loss.
@@ -61,6 +78,7 @@ class FedGen(Averaging):
 
     share: str = field(default="model", metadata=require_name("fedgen share", SHARES))
     weight: float = field(default=1.0, metadata=require_number("fedgen weight", low=0.0))
+    distillation: float = field(default=0.0, metadata=require_number("fedgen distillation", low=0.0))
     rows: int = field(default=32, metadata=require_count("fedgen rows", low=1))
     embedding: str | None = None
     noise: int = field(default=32, metadata=require_count("fedgen noise", low=1))
@@ -71,42 +89,56 @@ class FedGen(Averaging):
     diversity: float = field(default=1.0, metadata=require_number("fedgen diversity", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Return the traits of averaging; with weight > 0 clients also send the number of their rows of each class."""
-        off = "fedgen with weight=0 does not use the generator" if self.weight == 0 else None
-        base = super().traits(topology)
-        told = {**base.message_values, "label counts": LABELS}
-        return replace(base, turned_off=off, post_processing=self.weight == 0, message_values=told)
+        """Return the traits of averaging; clients that hold a head also send the number of their rows of each class."""
+        off = "fedgen with weight=0 does not use the generator" if self._off else None
+        base = super().traits(topology) if self.shared(topology) else Method.traits(self, topology)
+        told = {**base.message_values, "label counts": LABELS} if self._at_clients(topology) else base.message_values
+        reads = not self._off and (self.distillation > 0 or not self._at_clients(topology))
+        return replace(base, turned_off=off, post_processing=self._off, message_values=told, reads_labels=reads)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Raise `InvalidInput` for split models, a task without classes, or heads that read more than the embedding."""
-        check_whole("fedgen", topology)
-        only_head("fedgen", topology)
+        """Raise `InvalidInput` for a task without classes, and for heads that are no one party's or read more."""
+        only_client("fedgen", topology)
+        role = only_head("fedgen", topology).role
         head, value = self._head(topology)
         known = {value, *(v for s in head for v in s.outputs)}
         for segment in head:
+            if segment.role != role:
+                raise InvalidInput(
+                    f"fedgen generates {value!r} for a head that one party holds; segment {segment.name!r} behind it "
+                    f"is at role {segment.role!r} and the loss at {role!r}: name a value behind it by embedding="
+                )
             for read in segment.inputs:
                 if read not in known:
                     raise InvalidInput(
                         f"fedgen generates {value!r}; segment {segment.name!r} reads {read!r} as well: cut elsewhere"
                     )
-        super().check(topology, clients)
+        if self.shared(topology):
+            super().check(topology, clients)
+
+    def check_run(self, context: MethodContext) -> None:
+        """Raise `InvalidInput` as averaging does, where anything of the clients is averaged."""
+        if any(map(self.shared, context.topologies)):
+            super().check_run(context)
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
-        """Return the segments that are averaged."""
-        return super().shared(topology) if self.share == "model" else tuple(s.name for s in self._head(topology)[0])
+        """Return the segments that are averaged: of clients alone."""
+        own = super().shared(topology)
+        return own if self.share == "model" else tuple(s.name for s in self._head(topology)[0] if s.name in own)
 
     def objective(self, placement: ObjectivePlacement) -> GeneratorObjective | None:
-        """Return the loss of a client's head on generated rows; None with weight 0."""
-        if self.weight == 0:
+        """Return the losses on generated rows of the party that computes the loss; None with both weights 0."""
+        if self._off or placement.role != placement.topology.heads[0].role:
             return None
         head, value = self._head(placement.topology)
         classes, shape = count_classes(placement.topology.heads[0]), placement.facts.shapes[value]
         # Replaced by the first one that is sent; until then it is part of the run's state.
         with stream(derive(placement.seed, "generator")):
             generator = Generator(self.noise, classes, self.hidden, shape).to(placement.device)
-        draws = any(s.name in placement.facts.stochastic for s in head)
+        draws, out = any(s.name in placement.facts.stochastic for s in head), placement.topology.heads[0].value
+        scores = ClientHead(head, placement.modules, value, out) if self.distillation else None
         return GeneratorObjective(
-            self.weight, self.rows, head, value, placement.topology.heads[0].value, generator, placement.seed, draws
+            self.weight, self.rows, head, value, out, generator, placement.seed, draws, self.distillation, scores
         )
 
     def start(self, clients: int) -> State:
@@ -114,18 +146,33 @@ class FedGen(Averaging):
         labels = torch.zeros(0, dtype=torch.bool)
         return {**super().start(clients), "generator": {}, "labels": labels, "adam": {}, "shape": []}
 
+    def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
+        """Send every client what is shared; a server that holds the head takes the generator that it has trained."""
+        if self.shared(learners[0].topology):
+            super().query(learners, number, state)
+        if self._at_clients(learners[0].topology):
+            return
+        for objective in _objectives(learners):
+            objective.counts.zero_()
+            if state["generator"]:
+                objective.load_generator({**state["generator"], "labels": state["labels"]})
+
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Send the client the generator and the classes that it was trained on, in addition to the weights."""
+        """Send a client that holds its head the generator and the classes that it was trained on, with the weights."""
         super().begin(learner, arrived, number, state)
-        if state["generator"]:
+        if state["generator"] and self._at_clients(learner.topology):
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
             if (objective := objective_of(learner, GeneratorObjective)) is not None:
                 objective.load_generator(sent)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the clients' weights, and train the generator on their uploaded heads."""
-        if self.weight == 0:
+        """Average the clients' weights, and train the generator on their heads."""
+        at_clients = self._at_clients(learners[0].topology)
+        if self.shared(learners[0].topology) and (self._off or not at_clients):
             super().aggregate(learners, shares, number, state)
+        if not at_clients:
+            self._train_at_server(learners, number, state)
+        if self._off or not at_clients:
             return
         gathering, heads, counts = self.settings.start(), [], []
         for learner, part in self.parts(learners, shares):
@@ -140,8 +187,27 @@ class FedGen(Averaging):
         made = self._generator(learners[0], state)
         if heads:
             self._train(made, heads, torch.stack(counts), state, generator(learners[0].seed, "fedgen", number))
+        self._keep(made, counts, state)
+
+    def _train_at_server(self, learners: Sequence[Learner], number: int, state: State) -> None:
+        """Train the generator where the head is, on the head or on its copies, by the rows of the round's steps."""
+        role, seen = learners[0].topology.heads[0].role, {}
+        for learner in learners:
+            if isinstance(objective := learner.objective(role), GeneratorObjective) and id(objective) not in seen:
+                held = learner.at(role).contents([s.name for s in self._head(learner.topology)[0]])
+                seen[id(objective)] = self._receive_head(learner.topology, held), objective.counts.clone()
+        counts = [count for _, count in seen.values()]
+        if not counts or not torch.stack(counts).any():
+            return
+        made = self._generator(learners[0], state)
+        random = generator(learners[0].seed, "fedgen", number)
+        self._train(made, [head for head, _ in seen.values()], torch.stack(counts), state, random)
+        self._keep(made, counts, state)
+
+    def _keep(self, made: Generator, counts: Sequence[Tensor], state: State) -> None:
+        """Keep the generator and the classes that it has been trained on."""
         state["generator"] = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-        known = torch.stack(counts).sum(0) > 0
+        known = torch.stack(list(counts)).sum(0) > 0
         state["labels"] = known | state["labels"] if len(state["labels"]) else known
 
     def _train(
@@ -166,14 +232,17 @@ class FedGen(Averaging):
 
     def _generator(self, learner: Learner, state: State) -> Generator:
         """Return the server's generator, with the weights in `state`."""
-        _, value = self._head(learner.topology)
-        classes = count_classes(learner.topology.heads[0])
-        state["shape"] = state["shape"] or list(learner.compute(value).shape[1:])
+        head, classes = learner.topology.heads[0], count_classes(learner.topology.heads[0])
+        objective = learner.objective(head.role)
+        if isinstance(objective, GeneratorObjective):
+            state["shape"] = list(objective.generator.shape)
+        else:  # in a plan, whose values are of the right shape wherever they are made
+            state["shape"] = state["shape"] or list(learner.compute(self._head(learner.topology)[1]).shape[1:])
         with stream(derive(learner.seed, "fedgen")):
             generator = Generator(self.noise, classes, self.hidden, state["shape"])
         if state["generator"]:
             generator.load_state_dict(state["generator"])
-        return generator.to(learner.labels(learner.topology.heads[0].value).device)
+        return generator.to(learner.labels(head.value).device)
 
     def _receive_head(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
         """Return a client's head as the server has received it."""
@@ -186,14 +255,49 @@ class FedGen(Averaging):
         return ClientHead(segments, modules, value, topology.heads[0].value)
 
     def _head(self, topology: Topology) -> tuple[tuple[Segment, ...], str]:
-        """Return the segments behind the embedding, and the name of their output."""
-        value = embedding("fedgen", topology, self.embedding)
+        """Return the segments behind the embedding, and the name of the embedding."""
+        value = (
+            embedding("fedgen", topology, self.embedding) if clients_hold_all(topology) else self._arriving(topology)
+        )
         front = makers(topology, value)
         return tuple(s for s in topology.segments if s.name not in front), value
 
+    def _arriving(self, topology: Topology) -> str:
+        """Return the value to generate on a split replica: the one named, or what arrives where the loss is."""
+        if self.embedding is not None:
+            making_segment(topology, self.embedding)
+            return self.embedding
+        role = topology.heads[0].role
+        arriving = [e.values for e in topology.crossings if topology.role_of(e.target) == role]
+        values = list(dict.fromkeys(value for found in arriving for value in found))
+        if len(values) != 1:
+            raise InvalidInput(
+                f"fedgen generates one value, and {', '.join(values) or 'none'} arrive at role {role!r} in topology "
+                f"{topology.name!r}: name the value behind which nothing else is read by embedding="
+            )
+        return values[0]
+
+    def _at_clients(self, topology: Topology) -> bool:
+        """Return whether clients hold the head, and send what the generator is trained with."""
+        return topology.heads[0].role in topology.data_roles
+
+    @property
+    def _off(self) -> bool:
+        return self.weight == self.distillation == 0
+
+
+def _objectives(learners: Sequence[Learner]) -> list[GeneratorObjective]:
+    """Return the local objectives of the parties that compute these clients' losses; none in a plan."""
+    found = (learner.objective(learner.topology.heads[0].role) for learner in learners)
+    return [objective for objective in found if isinstance(objective, GeneratorObjective)]
+
 
 class GeneratorObjective(NoObjective):
-    """Local objective of a client: adds the gradients of its head's loss on generated rows."""
+    """Local objective where the head is: adds the gradients of the head's loss on generated rows, and the divergence.
+
+    `counts`: how many rows of each class the steps of this round had. `scores`: the head that trains, if the divergence
+    of true rows from generated ones counts.
+    """
 
     def __init__(
         self,
@@ -205,10 +309,16 @@ class GeneratorObjective(NoObjective):
         generator: Generator,
         seed: int,
         stochastic: bool,
+        distillation: float = 0.0,
+        scores: ClientHead | None = None,
     ) -> None:
-        self.weight, self.rows, self.head, self.value, self.out = weight, rows, tuple(head), value, out
+        self.weight, self.rows, self.value, self.out = weight, rows, value, out
+        # Without the modules of the topology, which other parties have copies of as well.
+        self.head = tuple(replace(segment, module=nn.Identity(), original=None) for segment in head)
         self.generator, self.seed, self.stochastic = generator.eval().requires_grad_(False), seed, stochastic
+        self.distillation, self.scores = distillation, scores
         self.labels = torch.zeros(0, dtype=torch.int64)
+        self.counts = torch.zeros(generator.classes, dtype=torch.int64)
         self.steps = 0
 
     def load_generator(self, sent: Mapping[str, Tensor]) -> None:
@@ -216,9 +326,29 @@ class GeneratorObjective(NoObjective):
         self.labels = sent["labels"].nonzero().view(-1).cpu()
         self.generator.load_state_dict({name: tensor for name, tensor in sent.items() if name != "labels"})
 
+    def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
+        """Count the labels of the step, and return its rows' divergence from generated rows of the same labels."""
+        if self.out not in labels:
+            return {}
+        y = labels[self.out].view(-1).long()
+        self.counts += torch.bincount(y.cpu(), minlength=len(self.counts))
+        if self.scores is None or not len(self.labels):
+            return {}
+        words = stamp.epoch, stamp.step, stamp.replica
+        random = generator(self.seed, "same label", *words)
+        found = functional.log_softmax(made[self.out], 1)
+        z = self.generator(torch.randn(len(y), self.generator.noise, generator=random).to(found), y.to(found.device))
+        drawing = (
+            stream(derive(self.seed, "teacher dropout", *words), found.device) if self.stochastic else nullcontext()
+        )
+        with torch.no_grad(), drawing:
+            goal = functional.softmax(self.scores(z), 1)
+        maker = next(s.name for s in self.head if self.out in s.outputs)
+        return {maker: self.distillation * functional.kl_div(found, goal, reduction="batchmean")}
+
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Add the gradient of the cross-entropy on generated rows, times its weight."""
-        if not len(self.labels):
+        if not len(self.labels) or self.weight == 0:
             return
         self.steps += 1
         random = generator(self.seed, "practice", self.steps)

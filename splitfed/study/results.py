@@ -112,7 +112,7 @@ class AttackRecord:
 
 @dataclass(frozen=True)
 class MeasuredUtility:
-    """The scores of the last round in `metric`: on the union of all clients' rows and by client, with interval.
+    """The scores of the round that the run answers for, the last or the one kept, in `metric`, with interval.
 
     `bounds`: what the metric cannot leave. `constant`: what always giving one answer scores. `spread`, `method`,
     `across`: how far clients lie apart, in this metric, in further ones, and each model on the others' rows.
@@ -186,7 +186,8 @@ class RunResult:
     `LABELS` say what the run is, all else what was measured. `history`: an entry a round, as `Run.history`.
     `privacy`: the ledger that was counted ("ledger") and the one "planned". `predicted`, `sizes`, `parties`: costs by
     shapes, what the published formulas need, and who sees what. `files`: file in the run's folder -> SHA-256.
-    `folder`: where it was read, which no document says.
+    `selected`: the round that validation rows would choose, `kept_round` (from 1) the one whose model the run answers
+    with by `keep = "best"`. `folder`: where it was read, which no document says.
     """
 
     id: str
@@ -206,6 +207,7 @@ class RunResult:
     failed: str | None = None
     utility: MeasuredUtility = field(default=MeasuredUtility())
     selected: Json | None = None
+    kept_round: int | None = None
     target: Json | None = None
     turned_off: str | None = None
     restart_optimizers: bool | None = None

@@ -46,7 +46,7 @@ class KnowledgeGrants:
 
     `newest(client)` returns the source of the client's current segments. `training`, `rounds`, `schedule` and `method`
     are those of the run; `planned_kinds()` returns the kinds of messages that its clients will send for the method,
-    asked before any has been sent.
+    asked before any has been sent. `trained_rounds()` returns for how many rounds the current segments were trained.
     """
 
     engine: Engine
@@ -58,6 +58,7 @@ class KnowledgeGrants:
     schedule: Schedule
     method: Method | None
     planned_kinds: Callable[[], frozenset[str]]
+    trained_rounds: Callable[[], int]
 
     def knowledge(
         self, party: str, client: int, stream: int, releases: int = 1, at_once: int | None = None
@@ -155,7 +156,7 @@ class KnowledgeGrants:
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
-        epochs = self.rounds * self.training.local_epochs
+        epochs = self.trained_rounds() * self.training.local_epochs
         return Architecture(
             topology,
             engine.all_facts[client],
@@ -260,7 +261,7 @@ class KnowledgeGrants:
 
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
             plan = self.training.of_client(client)
-            passes = self.rounds * plan.local_epochs if epochs is None else epochs
+            passes = self.trained_rounds() * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size
             copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None, plan.drop_last)

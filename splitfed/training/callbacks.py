@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from splitfed.core.argument_kinds import check_overrides
@@ -97,6 +98,22 @@ def check_deciding(callbacks: Sequence[Callback], prepared: Prepared) -> None:
                 f"{type(callback).__name__} ends training by {callback.decides_by}, which no figure of "
                 f"{type(private).__name__} counts: leave one of them out, or give public=True if these rows are public"
             )
+
+
+def find_reasons_to_stop(callbacks: Sequence[Callback], run: Any, metrics: Mapping[str, Any]) -> list[str]:
+    """Tell every callback that the round of `metrics` has ended; return why training ends with it, one line a reason.
+
+    Raises `InvalidInput` where one ends it that does not say by what.
+    """
+    reasons = []
+    for callback in callbacks:
+        reason = callback.on_round_end(run, MappingProxyType(metrics))
+        if reason is not None and callback.decides_by is None:
+            raise InvalidInput(
+                f"{type(callback).__name__} ends training ({reason}) and does not say by what: define decides_by"
+            )
+        reasons += [] if reason is None else [" ".join(str(reason).split())]
+    return reasons
 
 
 def deciding(callbacks: Sequence[Callback]) -> list[Callback]:

@@ -50,8 +50,10 @@ def find_first_reaching(
 def find_best_round(history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Mapping[str, Any] | None:
     """Return the first entry of `history` with the best score on the union of the validation rows; None without any.
 
-    Its test score is what stopping there would have given; the best test score over rounds is nobody's.
+    Its test score is what stopping there would have given; the best test score over rounds is nobody's. A score that is
+    no finite number is never the best.
     """
-    scored = [e for e in history if (e.get("validation") or {}).get("union") is not None]
+    told = [(entry, (entry.get("validation") or {}).get("union")) for entry in history]
+    scored = [(entry, float(score)) for entry, score in told if score is not None and math.isfinite(score)]
     sign = 1.0 if higher_is_better else -1.0
-    return max(scored, key=lambda entry: sign * float(entry["validation"]["union"]), default=None)
+    return max(scored, key=lambda pair: sign * pair[1], default=(None, 0.0))[0]

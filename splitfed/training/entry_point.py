@@ -119,15 +119,17 @@ def start_run(plan: RunPlan) -> Run:
         engine.start_from(replica, tensors)
     place_objectives(engine, prepared)
     place_adversaries(engine, prepared, adversaries)
+    if logging.folder is not None or evaluation.keep == "best":
+        check_kept(engine)
     if logging.folder is None:
         engine.run_parties.maker.write_keys()  # no checkpoint of this run does it
         return Run(plan, engine)
-    check_kept(engine)
     folder = RunFolder(Path(logging.folder))
     deciders = {f"class of callback {i}": type(one) for i, one in enumerate(deciding(logging.callbacks))}
     described = describe(prepared, plan.rounds, logging.record, plan.device, adversaries.user_objects() | deciders)
     speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
-    extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
+    kept = {"keep": None if evaluation.keep == "last" else f"{evaluation.keep}, every={evaluation.every}"}
+    extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta, **kept}
     extras["callbacks"] = describe_callbacks(logging.callbacks)
     folder.claim({**described, **extras}, resume=logging.resume)
     return Run(plan, engine, folder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.federated.apfl import Mixture
 from splitfed.planning.computation import plan_of
 from splitfed.threats.knowledge import KnowledgeGrants
 
@@ -15,7 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def state_of(grants: KnowledgeGrants, client: int | None = None) -> dict[str, Tensor]:
-    """Return the whole model's state as `client` would use it now: name -> a copy on the CPU.
+    """Return the state of the model that `client` would answer with now: name -> a copy on the CPU.
 
     None: what all clients would use; raises `InvalidInput`, with the first name that differs, where they do not agree.
     """
@@ -61,9 +63,20 @@ def export(grants: KnowledgeGrants, model: Model, client: int | None = None) -> 
 
 
 def _state(grants: KnowledgeGrants, client: int) -> dict[str, Tensor]:
+    """Return the state of what the client answers with, without second models that serve training alone."""
     topology = grants.engine.topologies[client]
     modules = grants.engine.modules(client, borrow=grants.newest(client))
-    return plan_of(topology).model_state(topology, modules)
+    if merged := {name: module.merged() for name, module in modules.items() if isinstance(module, Mixture)}:
+        modules |= merged
+        segments = (replace(s, module=merged.get(s.name, s.module)) for s in topology.segments)
+        topology = replace(topology, segments=tuple(segments))
+    state = plan_of(topology).model_state(topology, modules)
+    if not topology.training_only:
+        return state
+    # A second model may pass segments of the first, under their names.
+    first = [s for s in topology.segments if s.name not in topology.training_only]
+    names = {s.full(name) for s in first for name in modules[s.name].state_dict()}
+    return {name: tensor for name, tensor in state.items() if name in names}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -221,5 +221,6 @@ def place_objectives(engine: Engine, prepared: Prepared) -> None:
                 engine.all_facts[replica],
                 derive(prepared.training.seed, "tutor", member(role, replica) if own else role),
                 engine.device,
+                party.state.modules,
             )
             party.state.objective = method.objective(placement)

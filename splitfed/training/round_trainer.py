@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,27 @@ class RoundTrainer:
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
         return callbacks
+
+    def model_state(self) -> dict[str, Any]:
+        """Return copies of what makes the model of this round: parties, method, schedule, attacks inside training.
+
+        Counters of steps and uses, recordings, traffic and the clock are not of it.
+        """
+        parties = {name: party.state.state_dict() for name, party in self.engine.run_parties.members().items()}
+        for state in parties.values():
+            del state["uses"]
+        attacks = {name: attack.state() for name, attack in self.engine.training_attacks.items()}
+        kept = {"method": self.method_state, "schedule": self.schedule_state}
+        return copy.deepcopy({"parties": parties, "training_attacks": attacks, **kept})
+
+    def load_model_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to the model of `state`, as `model_state` returned it."""
+        for name, party in self.engine.run_parties.members().items():
+            party.state.load_state_dict({**state["parties"][name], "uses": party.state.uses.state()})
+        for name, attack in self.engine.training_attacks.items():
+            attack.load_state(state["training_attacks"][name])
+        self.method_state, self.schedule_state = copy.deepcopy((state["method"], state["schedule"]))
+        self._served = None
 
 
 def _mean(losses: Sequence[float]) -> float | None:

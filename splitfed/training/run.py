@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -35,7 +34,8 @@ from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, PseudoVictims, Tuned, check_tunable, tune
-from splitfed.training.callbacks import callback_states, load_callback_states
+from splitfed.training.best_round import BestRound
+from splitfed.training.callbacks import callback_states, find_reasons_to_stop, load_callback_states
 from splitfed.training.client_scores import find_first_reaching
 from splitfed.training.evaluation import constant_answer, evaluate_across, evaluate_part
 from splitfed.training.export import Model, export, state_of
@@ -65,16 +65,18 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.trainer = RoundTrainer(engine, prepared, plan.evaluation.speeds)
         self.learners, self.newest = self.trainer.learners, self.trainer.newest
+        self.best = BestRound(self.trainer, self.history, plan.evaluation)
+        known = engine, self.data, self.seed, self.newest, self.training, plan.rounds, self.schedule, self.method
         sent = partial(sent_kinds, prepared)
-        known = engine, self.data, self.seed, self.newest, self.training, plan.rounds
-        self.evaluator = Evaluator(KnowledgeGrants(*known, self.schedule, self.method, sent))
+        self.evaluator = Evaluator(KnowledgeGrants(*known, sent, lambda: self.best.rounds or self.plan.rounds))
         self._calls, self._scorings = 0, 0
         if folder is not None:
             folder.restore(self)
+        self.best.answer()
 
     def __repr__(self) -> str:
         """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
-        return describe_run(self.engine, self.data, self.history)
+        return describe_run(self.engine, self.data, self.history, self.best.entry)
 
     def _repr_html_(self) -> str:
         """Return the summary as a table for a notebook."""
@@ -83,7 +85,7 @@ class Run:
     def summary(self) -> RunSummary:
         """Return what was trained how, how well it does and what that cost; printed a line each."""
         promised = self.history and "epsilon" in self.history[-1]
-        return summarize(self.plan, self.engine, self.history, self.ledger if promised else None)
+        return summarize(self.plan, self.engine, self.history, self.best.entry, self.ledger if promised else None)
 
     def to_frame(self, clients: bool = False) -> pd.DataFrame:
         """Return the history as a pandas table, a row a round; with `clients` a row a scored round and client.
@@ -98,7 +100,7 @@ class Run:
         return RunPlots(self.engine, self.data, self.history)
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
-        """Return the whole model's trained state under its original names, as `client` would use it now: copies.
+        """Return the trained state of the model that `client` answers with now, under its original names: copies.
 
         `client`: from 0; None where all clients use the same weights. Raises `InvalidInput` where they do not.
         """
@@ -147,6 +149,7 @@ class Run:
 
         To be called by who holds the folder: see `continue_training`.
         """
+        self.best.go_on()
         with ExitStack() as ends:
             for callback in self.callbacks:
                 callback.on_start(self)
@@ -166,9 +169,11 @@ class Run:
                         callback.on_checkpoint(self, path)
                 if self.plan.logging.progress is not None:
                     self.plan.logging.progress(number + 1, rounds, metrics)
+            self.best.answer()
 
     def _train_round(self, number: int, rounds: int) -> dict[str, Any]:
         """Train round `number` of `rounds`, score what is due, and return what the history holds of it."""
+        self.best.hold()
         metrics = self.trainer.train(number)
         if self.plan.evaluation.due(number, rounds):
             self._score(metrics, last=number + 1 == rounds)
@@ -180,15 +185,7 @@ class Run:
 
     def _end_round(self, metrics: dict[str, Any]) -> None:
         """Ask the callbacks whether training ends with this round; where it does, it is scored like any last one."""
-        reasons = []
-        for callback in self.callbacks:
-            reason = callback.on_round_end(self, MappingProxyType(metrics))
-            if reason is not None and callback.decides_by is None:
-                raise InvalidInput(
-                    f"{type(callback).__name__} ends training ({reason}) and does not say by what: define decides_by"
-                )
-            reasons += [] if reason is None else [" ".join(str(reason).split())]
-        if not reasons:
+        if not (reasons := find_reasons_to_stop(self.callbacks, self, metrics)):
             return
         metrics["stopped"] = "; ".join(reasons)
         if "test" not in metrics:
@@ -199,9 +196,10 @@ class Run:
                 self._score_attack(metrics, party)
 
     def _score(self, metrics: dict[str, Any], last: bool) -> None:
-        for part in ("validation", "test"):
-            # Once, in the last round, test rows are scored with an interval: a second scoring releases every row again.
-            metrics[part] = self.evaluate(part, metrics["round"], interval=last and part == "test")
+        metrics["validation"] = self.evaluate("validation", metrics["round"])
+        # Of the round that the run answers for, at once: a second scoring would release every row again.
+        interval = self.best.check_score(metrics) or last
+        metrics["test"] = self.evaluate("test", metrics["round"], interval=interval)
 
     def _note_epsilon(self, metrics: dict[str, Any]) -> None:
         if "epsilon" in metrics:
@@ -422,11 +420,11 @@ class Run:
 
     @property
     def utility(self) -> float:
-        """The task's own metric on the union of all clients' test rows, after the last round; that of the first head.
+        """The metric of the first head on the union of all clients' test rows, of the round `run.best.entry["round"]`.
 
         What it is called stands in `run.history[-1]["test"]["metric"]`. Raises `InvalidInput` without test rows.
         """
-        score = self.history[-1]["test"]["union"]
+        score = self.best.entry["test"]["union"]
         if score is None:
             raise InvalidInput("the run has no test rows: keep some (test=0.2)")
         return float(score)
@@ -434,7 +432,7 @@ class Run:
     @property
     def accuracy(self) -> float:
         """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
-        if (metric := self.history[-1]["test"]["metric"]) != "accuracy":
+        if (metric := self.best.entry["test"]["metric"]) != "accuracy":
             raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
         return self.utility
 
@@ -493,8 +491,10 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Return the whole state by name: every party, recorder, counter, the schedule and the callbacks."""
-        return self.trainer.state(callback_states(self.callbacks))
+        with self.best.newest():
+            return self.trainer.state(callback_states(self.callbacks)) | self.best.state()
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`, as `state` returned them."""
         load_callback_states(self.callbacks, self.trainer.load_state(states))
+        self.best.load_state(states)

@@ -24,6 +24,7 @@ from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import poison_data
 from splitfed.privacy.ledger import Ledger
 from splitfed.schedules.base import Schedule, Training
+from splitfed.training.best_round import check_keep
 from splitfed.training.callbacks import Callback, check_deciding, deciding
 from splitfed.training.settings import Adversaries, Evaluation, Logging
 
@@ -58,6 +59,9 @@ class RunPlan:
             check_adversaries(self.prepared.training, self.adversaries)
         with about("across"):
             check_across(self.evaluation.across_clients, self.prepared.defenses)
+        if self.evaluation.keep == "best":
+            with about("keep"):
+                check_keep(self.evaluation, self.prepared, self.rounds)
         with about("speeds"):
             check_speeds(self.prepared.topology, self.evaluation.speeds)
         with about("callbacks"):
@@ -85,6 +89,11 @@ class RunPlan:
             raise InvalidInput(
                 f"the privacy of this run is stated for {self.rounds} rounds, as a callback could end it before; "
                 "train it again with more"
+            )
+        if self.evaluation.keep == "best" and self.rounds % self.evaluation.every:
+            raise InvalidInput(
+                f"round {self.rounds} was scored because it was the last (every={self.evaluation.every}), which a run "
+                f'of {rounds} rounds would not choose from by keep="best": train it again with more'
             )
         longer = replace(self, rounds=rounds)
         mine, then = ((one.prepared.method, *one.prepared.defenses) for one in (self, longer))

@@ -38,9 +38,14 @@ class RunSummary:
         return html_table(self.title, (), self.rows)
 
 
-def describe_run(engine: Engine, data: Federation, history: Sequence[Mapping[str, Any]]) -> str:
-    """Return in a line what a run has trained and how well it does, beside whoever always gives the same answer."""
-    last = history[-1].get("test") if history else None
+def describe_run(
+    engine: Engine, data: Federation, history: Sequence[Mapping[str, Any]], entry: Mapping[str, Any]
+) -> str:
+    """Return in a line what a run has trained and how well it does, beside whoever always gives the same answer.
+
+    `entry`: of the round whose model the run answers with.
+    """
+    last = entry.get("test")
     sent = f"{len(history)} round{'' if len(history) == 1 else 's'}, {engine.traffic.bytes('train'):,} bytes"
     if last is None or last["union"] is None:
         return f"Run({sent}, no test score)"
@@ -50,8 +55,17 @@ def describe_run(engine: Engine, data: Federation, history: Sequence[Mapping[str
     return f"{said}: {below})" if below else f"{said})"
 
 
-def summarize(plan: RunPlan, engine: Engine, history: Sequence[Mapping[str, Any]], ledger: Ledger | None) -> RunSummary:
-    """Return the summary of the run of `plan` on `engine`, trained or not yet; `ledger`: None for nothing promised."""
+def summarize(
+    plan: RunPlan,
+    engine: Engine,
+    history: Sequence[Mapping[str, Any]],
+    entry: Mapping[str, Any],
+    ledger: Ledger | None,
+) -> RunSummary:
+    """Return the summary of the run of `plan` on `engine`, trained or not yet.
+
+    `entry`: of the round whose model the run answers with; `ledger`: None for nothing promised.
+    """
     prepared, topology, traffic = plan.prepared, engine.topology, engine.traffic
     data, method = prepared.data, prepared.method
     train = sum(len(client.train) for client in data.clients)
@@ -65,13 +79,14 @@ def summarize(plan: RunPlan, engine: Engine, history: Sequence[Mapping[str, Any]
         ("defenses", ", ".join(map(repr, engine.defenses)) or "none"),
         ("data", f"{data.name}, {_count(len(data), 'client')}, {_count(train, 'training row')}"),
         ("rounds", _rounds(plan.rounds, history)),
-        *_scores(constant_answer(topology, data), history),
+        *([("model", text)] if (text := _chosen(plan, entry)) else []),
+        *_scores(constant_answer(topology, data), history, entry),
         ("crossed", f"{traffic.bytes('train'):,} bytes in {traffic.messages():,} messages: {kinds}"),
         ("time", f"{sum(entry['seconds'] for entry in history):.3g} s of training"),
     ]
     if ledger is not None:
         rows.append(("privacy", str(ledger)))
-    return RunSummary(describe_run(engine, data, history), tuple(rows))
+    return RunSummary(describe_run(engine, data, history, entry), tuple(rows))
 
 
 def _pieces(topology: Topology) -> str:
@@ -93,9 +108,18 @@ def _rounds(planned: int, history: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(history)}{of}{'' if stopped is None else f', ended early: {stopped}'}"
 
 
-def _scores(constant: ConstantAnswer | None, history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _chosen(plan: RunPlan, entry: Mapping[str, Any]) -> str:
+    """Tell by what the model of an earlier round was chosen; nothing where the last round's answers."""
+    if plan.evaluation.keep == "last" or "validation" not in entry:
+        return ""
+    return f"of round {entry['round'] + 1}, chosen by the best {entry['validation']['metric']} of validation rows"
+
+
+def _scores(
+    constant: ConstantAnswer | None, history: Sequence[Mapping[str, Any]], entry: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     said = []
-    scored: Mapping[str, Any] = next((entry for entry in reversed(history) if "test" in entry), {})
+    scored: Mapping[str, Any] = next((one for one in (entry, *reversed(history)) if "test" in one), {})
     for part in ("validation", "test"):
         found = scored.get(part) or {}
         if found.get("union") is None:

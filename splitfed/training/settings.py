@@ -116,7 +116,9 @@ class Evaluation:
     `every`: validation and test rows are scored after every so many rounds, and after the last. `across_clients`:
     whether every client's model is also scored on the others' rows (`Run.across`). `delta`: in (0, 1), at which the
     privacy ledger states epsilon (default: that of a target epsilon, or 1 / (10 rows)). `speeds`: machines and links;
-    with them a simulated clock runs beside training. Raises `InvalidInput` for numbers out of range.
+    with them a simulated clock runs beside training. `keep`: whose model the run answers with when training ends, that
+    of the "last" round or of the "best", the scored round with the best metric on all clients' validation rows. Raises
+    `InvalidInput` for numbers out of range.
     """
 
     every: int = field(default=1, metadata=require_count("evaluation every", low=1))
@@ -125,6 +127,7 @@ class Evaluation:
         default=None, metadata=require_number("delta", low=0.0, high=1.0, open_low=True, open_high=True)
     )
     speeds: Speeds | None = None
+    keep: str = field(default="last", metadata=require_name("evaluation keep", ("last", "best")))
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their range, and a switch that is none."""

@@ -13,14 +13,24 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
 from splitfed.core.topology import Segment
 from splitfed.federated import FedAvg, FedGen
 from splitfed.federated.fedgen import GeneratorObjective
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
-from splitfed.topologies import local
+from splitfed.schedules import Sequential
+from splitfed.topologies import local, multi_hop
 from tests.examples import assert_same
 from tests.federated.examples import traits
-from tests.federated.methods import assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
+from tests.federated.methods import (
+    assert_nothing_held_twice,
+    assert_plan_is_counted,
+    assert_resumes,
+    go,
+    net,
+    plan_of,
+    weights,
+)
 from tests.rounding import single
 
 SMALL: dict[str, Any] = {"noise": 4, "hidden": 8, "steps": 5, "rows": 8, "batch": 8}
@@ -87,17 +97,59 @@ def test_the_first_round_is_the_average_and_later_ones_are_not() -> None:
     assert not torch.equal(second[0]["head/fc3.weight"], second[1]["head/fc3.weight"])
 
 
-def test_the_generator_learns_what_the_heads_know() -> None:
-    rows = sf.data.digits().clients(2, auxiliary=0, victims=0)
-    method = FedGen(noise=8, hidden=32, steps=150, rate=3e-3)
-    run = go("local", method, 4, data=rows)
+FORMS = {
+    "local": ("independent", "head"),
+    "vanilla": ("splitfed_v3", "top"),
+    "u_shaped": (Sequential(hand_over="none"), "head"),
+}
+"""Topology -> a schedule, and the segment that is the head."""
+
+
+@pytest.mark.parametrize("shape", FORMS)
+def test_the_generator_learns_what_the_heads_know(shape: str) -> None:
+    schedule, head = FORMS[shape]
+    rows = sf.data.digits().rows(range(500)).clients(2, auxiliary=0, victims=0)
+    method = FedGen(noise=8, hidden=32, steps=80, rate=1e-2)
+    run = go(shape, method, 5, data=rows, schedule=schedule)
     made = Generator(8, 10, 32, run.method_state["shape"])
     made.load_state_dict(run.method_state["generator"])
     y = torch.arange(10).repeat(5)
     z = made.eval()(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), y)
-    prediction = run.engine.modules(0)["head"].eval()(z).argmax(1)
+    prediction = run.engine.modules(0, run.newest(0))[head].eval()(z).argmax(1)
     assert float((prediction == y).double().mean()) > 0.8, "chance is .1"
     assert run.accuracy > 0.5
+
+
+def test_a_server_that_holds_the_head_is_sent_nothing_for_the_generator() -> None:
+    """Weights of the clients' segments alone; with the head alone shared, what the schedule moves."""
+    run = assert_plan_is_counted("vanilla", FedGen(**SMALL), schedule="splitfed_v3")
+    assert_nothing_held_twice(run)
+    assert set(run.method_state["weights"]) == {"bottom/fc1.weight", "bottom/fc1.bias"}
+    assert run.engine.traffic.by_kind() == go("vanilla", FedAvg(), 3, schedule="splitfed_v3").engine.traffic.by_kind()
+    heads = assert_plan_is_counted("vanilla", FedGen(share="head", **SMALL))
+    assert heads.engine.traffic.by_kind() == go("vanilla", None, 3).engine.traffic.by_kind()
+    assert heads.history[-1]["loss"] != go("vanilla", None, 3).history[-1]["loss"]
+
+
+def test_the_second_term_by_hand() -> None:
+    """The divergence of what the head makes of a row from what it makes of a generated row of the same label."""
+    torch.manual_seed(0)
+    head, made = nn.Linear(3, 4), Generator(2, 4, 5, (3,)).eval()
+    segment = Segment("head", "client", head, ("z",), ("out",))
+    scores = ClientHead([segment], {"head": head}, "z", "out")
+    objective = GeneratorObjective(0.0, 6, [segment], "z", "out", made, 7, False, 0.5, scores)
+    found, y = torch.randn(5, 4, requires_grad=True), torch.tensor([0, 1, 3, 3, 0])
+    stamp = Stamp("train", 1, 2, 3)
+    assert objective.terms({"out": found}, {"out": y}, stamp) == {}
+    objective.load_generator({**made.state_dict(), "labels": torch.tensor([True, True, False, True])})
+    seen: list[torch.Tensor] = []
+    made.register_forward_hook(lambda module, given, z: seen.append(z))
+    (term,) = objective.terms({"out": found}, {"out": y}, stamp).values()
+    q = head(seen[0]).softmax(1).detach()
+    (slope,) = torch.autograd.grad(term, found)
+    torch.testing.assert_close(term, 0.5 * (q * (q.log() - found.log_softmax(1))).sum() / 5)
+    torch.testing.assert_close(slope, 0.5 * (found.softmax(1) - q) / 5)
+    assert objective.counts.tolist() == [4, 2, 0, 4]
 
 
 def test_planned_bytes_are_counted_bytes() -> None:
@@ -174,8 +226,10 @@ class Skipping(nn.Module):
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="fedgen trains whole models; in topology 'vanilla' role 'server' holds"):
-        go("vanilla", FedGen())
+    hops = multi_hop(net(), ("relu1", "relu2"))
+    with pytest.raises(InvalidInput, match="segment 'hop1' behind it is at role 'hop1' and the loss at 'server': name"):
+        go("vanilla", FedGen(embedding="relu1"), topology=hops, schedule="splitfed_v3")
+    assert len(go("vanilla", FedGen(**SMALL), 1, topology=hops, schedule="splitfed_v3").history) == 1
     with pytest.raises(InvalidInput, match="topology 'local' has no embedding for fedgen"):
         go("local", FedGen(), topology=local(net()))
     with pytest.raises(InvalidInput, match="fedgen generates 'body'; segment 'head' reads 'flatten' as well"):

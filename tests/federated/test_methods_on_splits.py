@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 import splitfed as sf
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
-from splitfed.federated import Apfl, Ditto, FedDistill, FedKD, FedSgd, Ifca, Method, PFedMe
+from splitfed.federated import Apfl, Ditto, FedDistill, FedGen, FedKD, FedSgd, Ifca, Method, PFedMe
 from splitfed.federated.apfl import Mixture
 from splitfed.federated.feddistill import class_means
+from splitfed.federated.generator import Generator, diversity
 from splitfed.federated.low_rank import compress_update, decompress_update
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
@@ -83,7 +87,8 @@ class Loop:
 
     def assert_as(self, run: sf.Run) -> None:
         for replica, client in enumerate(self.clients):
-            found = weights(run, replica)
+            # The own segments of apfl stand inside of a mixture.
+            found = {name.replace("/own.", "/"): tensor for name, tensor in weights(run, replica).items()}
             for name, tensor in {**state(client), **state(self.server)}.items():
                 torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -143,6 +148,35 @@ def ditto(loop: Loop, method: Any) -> dict[str, Tensor]:
                 move(loop.server, server)
         average = loop.mean([state(one) for one in shared])
     return average
+
+
+def apfl(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """A mixture of own and averaged segments, and the averaged ones, before one server; alpha steps once a round."""
+    average = state(loop.clients[0])
+    shared = [copy.deepcopy(client) for client in loop.clients]
+    alphas = [torch.tensor(method.alpha, requires_grad=True) for _ in loop.clients]
+    for number in range(ROUNDS):
+        for replica, own in enumerate(loop.clients):
+            put(shared[replica], average)
+            for step, (x, y) in enumerate(loop.batches(replica, number)):
+                alpha, other = alphas[replica], shared[replica]
+                mixture: Any = {s: partial(mixed, own[s], other[s], alpha) for s in own}
+                losses = [functional.cross_entropy(loop.scores(one, x), y) for one in (mixture, other)]
+                (slope,) = torch.autograd.grad(losses[0], alpha, retain_graph=True)
+                mine, theirs, server = loop.gradients(losses[0] + losses[1], own, other, loop.server)
+                if step == 0:
+                    alphas[replica] = (alpha - RATE * slope).clamp(0.0, 1.0).detach().requires_grad_()
+                move(own, mine)
+                move(other, theirs)
+                move(loop.server, server)
+        average = loop.mean([state(one) for one in shared])
+    return {**average, **{f"alpha{replica}": alpha.detach() for replica, alpha in enumerate(alphas)}}
+
+
+def mixed(own: nn.Module, other: nn.Module, alpha: Tensor, x: Tensor) -> Any:
+    """What a module says with weights alpha v + (1 - alpha) w, where nothing reaches w."""
+    pairs = zip(own.named_parameters(), other.parameters(), strict=True)
+    return functional_call(own, {n: alpha * v + (1 - alpha) * w.detach() for (n, v), w in pairs}, (x,))
 
 
 def fedsgd(loop: Loop, method: Any) -> dict[str, Tensor]:
@@ -243,6 +277,72 @@ def ifca(loop: Loop, method: Any) -> dict[str, Tensor]:
     return {f"{i}/{n}": t for i, tensors in enumerate(models) for n, t in tensors.items()}
 
 
+def fedgen(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """One server holds the head and trains the generator, or clients do in a U-shape and send it heads and counts."""
+    head = loop.topology.heads[0]
+    mine = head.role == "client"
+    last, value = loop.topology.segments[-1].name, loop.topology.segments[-1].inputs[0]
+    average, known = state(loop.clients[0]), torch.zeros(10, dtype=torch.bool)
+    width = loop.values(loop.clients[0], loop.rows.clients[0].train.x)[value].shape[1:]
+    with stream(derive(0, "fedgen")):
+        made = Generator(method.noise, 10, method.hidden, width)
+    adam = torch.optim.Adam(made.parameters(), lr=method.rate)
+    steps = [0] * len(loop.clients)
+    for number in range(ROUNDS):
+        held = [client if mine else loop.server for client in loop.clients]
+        counts = [torch.zeros(10, dtype=torch.int64) for _ in loop.clients]
+        made.eval()
+        for replica, client in enumerate(loop.clients):
+            put(client, average)
+            seed = derive(0, "tutor", f"client{replica}" if mine else "server")
+            for step, (x, y) in enumerate(loop.batches(replica, number)):
+                scores = loop.scores(client, x)
+                loss = functional.cross_entropy(scores, y)
+                counts[replica] += torch.bincount(y, minlength=10)
+                top = held[replica][last]
+                if number:
+                    random = generator(seed, "same label", number, step, replica)
+                    with torch.no_grad():
+                        goal = top(made(torch.randn(len(y), method.noise, generator=random), y)).softmax(1)
+                    pulls = (goal * (goal.log() - scores.log_softmax(1))).sum(1).mean()
+                    loss = loss + method.distillation * pulls
+                slope, other = loop.gradients(loss, client, loop.server)
+                if number:
+                    who = replica if mine else 0
+                    steps[who] += 1
+                    random = generator(seed, "practice", steps[who])
+                    drawn = known.nonzero().view(-1)
+                    again = drawn[torch.randint(len(drawn), (method.rows,), generator=random)]
+                    z = made(torch.randn(method.rows, method.noise, generator=random), again).detach()
+                    (more,) = loop.gradients(method.weight * functional.cross_entropy(top(z), again), {last: top})
+                    mended = slope if mine else other
+                    mended |= {n: mended[n] + g for n, g in more.items()}
+                move(client, slope)
+                move(loop.server, other)
+        average = loop.mean([state(client) for client in loop.clients])
+        tops, told = [one[last] for one in (held if mine else held[:1])], torch.stack(counts)
+        told = told if mine else told.sum(0, keepdim=True)
+        random, classes = generator(0, "fedgen", number), (told.sum(0) > 0).nonzero().view(-1)
+        made.train()
+        for _ in range(method.steps):
+            y = classes[torch.randint(len(classes), (method.batch,), generator=random)]
+            noise = torch.randn(method.batch, method.noise, generator=random)
+            z = made(noise, y)
+            parts = [t[y] / told.sum(0)[y] for t in told]
+            losses = [
+                (functional.cross_entropy(top(z), y, reduction="none") * p).mean()
+                for top, p in zip(tops, parts, strict=True)
+            ]
+            loss = sum(losses) + method.diversity * diversity(noise, z)
+            for weight, slope in zip(
+                made.parameters(), torch.autograd.grad(loss, list(made.parameters())), strict=True
+            ):
+                weight.grad = slope
+            adam.step()
+        known = known | (told.sum(0) > 0)
+    return average
+
+
 HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
     "pfedme": (PFedMe(weight=2.0, steps=2, rate=0.1), pfedme),
     "ditto": (Ditto(weight=0.5), ditto),
@@ -250,6 +350,8 @@ HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
     "feddistill": (FedDistill(weight=0.5), feddistill),
     "fedkd": (FedKD(rank=2), fedkd),
     "ifca": (Ifca(), ifca),
+    "apfl": (Apfl(alpha=0.3), apfl),
+    "fedgen": (FedGen(weight=0.5, distillation=0.7, noise=4, hidden=8, steps=3, rows=8, batch=8), fedgen),
 }
 
 
@@ -275,10 +377,14 @@ def averaged(run: sf.Run, name: str) -> dict[str, Tensor]:
     kept = run.method_state
     if name == "ifca":
         return {f"{i}/{n}": t for i, tensors in enumerate(kept["clusters"]) for n, t in tensors.items()}
-    return {n.removeprefix("shared_"): t for n, t in kept["mentee" if name == "fedkd" else "weights"].items()}
+    found = {n.removeprefix("shared_"): t for n, t in kept["mentee" if name == "fedkd" else "weights"].items()}
+    if name == "apfl":
+        found |= {f"alpha{r}": weights(run, r)[f"{run.engine.topology.segments[0].name}/alpha"] for r in range(3)}
+    return found
 
 
-RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill(), FedKD(rank=2), Ifca()]
+SMALL = FedGen(noise=4, hidden=8, steps=3, rows=8, batch=8, distillation=1.0)
+RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill(), FedKD(rank=2), Ifca(), SMALL]
 
 
 @pytest.mark.parametrize("shape", SPLITS)

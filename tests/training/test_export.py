@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.random import initialization
-from splitfed.federated import FedPer
+from splitfed.federated import FML, Apfl, Ditto, FedKD, FedPer, Method
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.encryption import training_examples as encrypted
@@ -75,6 +75,20 @@ def test_a_method_that_personalises_is_exported_by_client() -> None:
     assert_refuses(lambda: run.export(Net()), "clients 0 and 1 use different weights")
     x = run.data.clients[1].test.x
     assert torch.equal(run.export(Net(), 1).eval()(x), run.predict(x, client=1))
+
+
+@pytest.mark.parametrize("shape", ["local", "u_shaped"])
+@pytest.mark.parametrize(
+    "method", [Ditto(), Apfl(alpha=0.3, learns="never"), FedKD(rank=2), FML()], ids=lambda method: type(method).__name__
+)
+def test_a_second_model_is_no_part_of_what_a_client_answers_with(method: Method, shape: str) -> None:
+    topology = local(Net(), cuts=["norm1"]) if shape == "local" else u_shaped(Net(), ("norm1", "norm2"))
+    schedule = "independent" if shape == "local" else sf.schedules.Sequential(hand_over="none")
+    run = go(topology, schedule=schedule, method=method)
+    assert list(run.state_dict(client=1)) == list(topology.state_dict())
+    x = run.data.clients[1].test.x
+    with torch.no_grad():
+        torch.testing.assert_close(run.export(Net(seed=9), client=1).eval()(x), run.predict(x, client=1))
 
 
 def test_another_model_is_refused_and_left_as_it_was() -> None:

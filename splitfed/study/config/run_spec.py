@@ -219,6 +219,7 @@ class TrainingPlan:
     speeds: Speeds | None = None
     delta: float | None = None
     across: bool = False
+    keep: str = "last"
     optimizer_table: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def training(self, seed: int) -> Training:

@@ -144,6 +144,7 @@ class TrainingTable(LocalUpdate):
     schedule: Any = "sequential"
     optimizer: dict[str, Any] = field(default_factory=dict)
     evaluate_every: int = field(default=1, metadata=require_count("evaluate_every", low=1))
+    keep: Literal["last", "best"] = "last"
     across: bool = False
     device: str = "cpu"
     record: dict[str, Any] | None = None

@@ -32,7 +32,7 @@ def read_training(reader: StudyReader, table: TrainingTable, batch_size: int | t
         speeds = None if table.speeds is None else read_table(own, "training.speeds", Speeds, table.speeds)
         if own or record is None or optimizer is None:
             return None
-        named = ("rounds", "evaluate_every", "device", "delta", "across")
+        named = ("rounds", "evaluate_every", "device", "delta", "across", "keep")
         local = LocalUpdate(**{one.name: getattr(table, one.name) for one in fields(LocalUpdate)})
         rest = {name: getattr(table, name) for name in named}
         return TrainingPlan(

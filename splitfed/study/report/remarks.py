@@ -49,12 +49,14 @@ def under_training(attack: AttackRecord) -> list[str]:
 
 
 def length_remarks(found: RunResult) -> list[str]:
-    """Return what makes a run longer or shorter than others of its study, in clauses."""
+    """Return which round a run answers for, where that is chosen, and what makes it longer or shorter, in clauses."""
+    chosen = f"chosen by the best {found.utility.metric} of validation rows"
+    said = [] if found.kept_round is None else [f"the model is that of round {found.kept_round}, {chosen}"]
     if found.stopped:
-        return [f"training ended after {found.rounds} of {found.rounds_planned} rounds: {found.stopped}"]
-    if found.rounds_at_first:
-        return [f"trained for {found.rounds} rounds, at first for {found.rounds_at_first}"]
-    return []
+        said.append(f"training ended after {found.rounds} of {found.rounds_planned} rounds: {found.stopped}")
+    elif found.rounds_at_first:
+        said.append(f"trained for {found.rounds} rounds, at first for {found.rounds_at_first}")
+    return said
 
 
 def reversals(attack: AttackRecord) -> list[str]:

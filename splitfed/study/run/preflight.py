@@ -166,7 +166,7 @@ def adversaries_of(cell: RunSpec, topology: Topology) -> Adversaries:
 
 def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
     """Return what is measured of a run of `plan` that has the parties `names`."""
-    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
+    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds), plan.keep)
 
 
 def _place_of(cell: RunSpec, error: InvalidInput) -> str:

@@ -102,6 +102,8 @@ def _utility_columns(result: RunResult) -> dict[str, Any]:
         columns |= {f"{kind}_{name}": scores["mean"] for name, scores in (told or {}).items() if scores}
     if result.selected:
         columns |= {"selected_round": result.selected["round"], "selected_utility": result.selected["test"]}
+    if result.kept_round is not None:
+        columns |= {"kept_round": result.kept_round}
     if target is not None:
         columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
     return columns

@@ -262,7 +262,7 @@ def _planned_key(run: Run, attack: Attack, setting: AttackSetting) -> str:
     """
     rows = (len(run.data.auxiliary), len(run.data.victims), run.data.shape)
     shapes = sorted(run.engine.all_facts[0].shapes.items())
-    rounds = run.evaluator.grants.rounds if Needs.IMITATION in attack.requires else None
+    rounds = run.evaluator.grants.trained_rounds() if Needs.IMITATION in attack.requires else None
     return repr((attack, setting.adversary, setting.releases, rows, shapes, rounds))
 
 
@@ -319,13 +319,13 @@ def _describe_strength(guard: DefenseSetting) -> Json:
 
 
 def _measure_run(run: Run, cell: RunSpec) -> Json:
-    last, task, topology = run.history[-1], run.data.task, run.engine.topology
-    tested, defended = last["test"], _defense_labels(cell, topology)
+    answering, task, topology = run.best.entry, run.data.task, run.engine.topology
+    tested, defended = answering["test"], _defense_labels(cell, topology)
     return {
         "utility": MeasuredUtility(
             metric=task.metric_name,
             higher_is_better=task.higher_is_better,
-            validation=last["validation"]["union"],
+            validation=answering["validation"]["union"],
             test=tested["union"],
             interval=tested.get("interval"),
             bounds=task.bounds,
@@ -336,6 +336,7 @@ def _measure_run(run: Run, cell: RunSpec) -> Json:
             across=_summarize_scores(tested, "across"),
         ),
         "selected": _selected_round(run),
+        "kept_round": int(answering["round"]) + 1 if cell.training.keep == "best" else None,
         "target": _rounds_to_target(run, cell),
         "turned_off": None if run.method is None else run.method.traits(run.engine.topology).turned_off,
         "restart_optimizers": run.training.restart_optimizers,
