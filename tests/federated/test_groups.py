@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
@@ -18,7 +20,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
 from splitfed.engines.base import FED
-from splitfed.federated import PFedMe
+from splitfed.federated import FML, PFedMe
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
 from splitfed.registry import load
@@ -32,7 +34,7 @@ from tests.thinning import thin
 
 RATE = 0.1
 ALONE = Sequential(hand_over="none")
-METHODS = ("fedavg", "fedprox", "scaffold", "fednova", "fedsgd", "pfedme", "ditto", "apfl", "fedproto")
+METHODS = ("fedavg", "fedprox", "scaffold", "fednova", "fedsgd", "pfedme", "ditto", "apfl", "fedproto", "fml")
 
 
 def made(name: str) -> Any:
@@ -84,8 +86,9 @@ def built(shape: str) -> Topology:
 
 def go(shape: str, method: Any, rounds: int = 3, **changes: Any) -> sf.Run:
     changes.setdefault("schedule", SHAPES[shape][1])
+    changes.setdefault("batch_size", 16)
     changes.setdefault("optimizer", Optim("SGD", {"lr": RATE}))
-    return sf.train(built(shape), data(), method=method, rounds=rounds, batch_size=16, **changes)
+    return sf.train(built(shape), data(), method=method, rounds=rounds, **changes)
 
 
 @pytest.mark.parametrize(("name", "shape"), thin(PAIRS, 3))
@@ -168,9 +171,51 @@ def test_a_party_sends_its_own_weights_and_is_sent_those_of_its_role() -> None:
 
 
 def test_methods_of_one_party_say_what_to_take_for_groups() -> None:
-    text = "fml needs clients of one party .* the roles left, right, server share them: take fedavg or another"
+    text = "fedkd needs clients of one party .* the roles left, right, server share them: take fedavg or another"
     with pytest.raises(InvalidInput, match=text):
-        go("own server", "fml")
+        go("own server", "fedkd")
+
+
+def bernoulli_divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean of KL(teacher || student) of two outputs before the sigmoid, with the teacher detached."""
+    told, taught = teacher.detach().sigmoid(), student.sigmoid()
+    return (told * (told / taught).log() + (1 - told) * ((1 - told) / (1 - taught)).log()).mean()
+
+
+def test_the_memes_of_groups_teach_and_are_averaged_as_by_hand() -> None:
+    """Three rounds of mutual learning, one step each, beside a loop that knows no parties."""
+    run = go("own server", FML(alpha=0.7, beta=0.4), 3, batch_size=512)
+    fitted, rows = run.engine.topology, [one.train for one in data().clients]
+    places = {"left": "bottom_left", "right": "bottom_right", "server": "top"}
+
+    def held(prefix: str) -> Whole:
+        return Whole({role: copy.deepcopy(fitted.segment(prefix + name).module) for role, name in places.items()})
+
+    groups = [(held(""), held("meme_")) for _ in rows]
+    shares = [len(one) / sum(map(len, rows)) for one in rows]
+    for _ in range(3):
+        for (own, meme), one in zip(groups, rows, strict=True):
+            scores, taught = own(one.x), meme(one.x)
+            loss = torch.zeros(())
+            for student, teacher, weight in ((scores, taught, 0.7), (taught, scores, 0.4)):
+                itself = functional.binary_cross_entropy_with_logits(student.view(-1), one.y.float())
+                loss = loss + weight * itself + (1 - weight) * bernoulli_divergence(student, teacher)
+            moved = [*own.parameters(), *meme.parameters()]
+            for parameter, slope in zip(moved, torch.autograd.grad(loss, moved), strict=True):
+                parameter.data -= RATE * slope
+        for weights in zip(*(meme.parameters() for _, meme in groups), strict=True):
+            mean = sum(share * weight.data for share, weight in zip(shares, weights, strict=True))
+            for weight in weights:
+                weight.data = torch.as_tensor(mean).clone()
+    averaged = {name: t for state in run.method_state.values() for name, t in state["meme"].items()}
+    for replica, (own, meme) in enumerate(groups):
+        modules = run.engine.modules(replica)
+        for role, name in places.items():
+            part = "top" if role == "server" else role
+            for key, weight in getattr(own, part).state_dict().items():
+                torch.testing.assert_close(modules[name].state_dict()[key], weight, rtol=1e-6, atol=1e-6)
+            for key, weight in getattr(meme, part).state_dict().items():
+                torch.testing.assert_close(averaged[f"meme_{name}/{key}"], weight, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apfl"])
