@@ -16,7 +16,7 @@ of the protocol; the noise is taken at its mean.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from torch.nn import functional
 from splitfed.attacks.gradients.local_training import LocalTraining, check_one_step
 from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.networks.frozen_copy import run_segments
+from splitfed.attacks.uploads.exchanged_model import ExchangedRound
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
 from splitfed.core.task_checks import check_class_probabilities, describe_function, has_own_loss
@@ -50,48 +51,51 @@ def newest_step(view: View, local: LocalTraining) -> Step:
     if local.sends_gradients:
         return _sent_gradient(view, local)
     rate, momentum = float(local.options["lr"]), float(local.options.get("momentum", 0.0))
-    rounds = _message_pairs(view)
+    rounds = _recorded_rounds(view)
     if not rounds:
         raise InvalidInput(f"the view of {view.party!r} holds no weights that went to a client and came back")
     if rate == 0:
         raise InvalidInput("the client's learning rate is 0; its update holds no gradient")
     first, *_ = rounds
-    if momentum and first[0].stamp.epoch > 0:
-        raise InvalidInput(f"momentum={momentum:g} needs the view from round 0 on; it begins at {first[0].stamp.epoch}")
+    if momentum and first.number > 0:
+        raise InvalidInput(f"momentum={momentum:g} needs the view from round 0 on; it begins at {first.number}")
     if not momentum:
         rounds = rounds[-1:]
     held: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
-    for sent, came in rounds:
-        step = {n: (w.double() - came.tensors[n].double()) / rate for n, w in sent.tensors.items()}
+    for _, sent, came in rounds:
+        step = {n: (w.double() - came[n].double()) / rate for n, w in sent.items()}
         gradient = {n: d - momentum * held[n] if held else d for n, d in step.items()}
         held = step
     decay = float(local.options.get("weight_decay", 0.0))
-    before = rounds[-1][0].tensors
+    before = rounds[-1].before
     gradient = {n: g - decay * before[n].double() for n, g in gradient.items()}
     return Step(before, gradient, local.batches[0])
 
 
 def _sent_gradient(view: View, local: LocalTraining) -> Step:
     """Return the step of a client that sends its gradient itself, and leaves the step to the aggregation server."""
-    came = [m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party]
-    sent = {m.stamp.epoch: m for m in view.select(kind="weights").messages if m.sender == view.party}
-    if not came or came[-1].stamp.epoch not in sent:
+    came = _by_round(m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party)
+    sent = _by_round(m for m in view.select(kind="weights").messages if m.sender == view.party)
+    if not came or (newest := max(came)) not in sent:
         raise InvalidInput(f"the view of {view.party!r} holds no weights with a gradient of them that came back")
-    before = sent[came[-1].stamp.epoch].tensors
-    return Step(before, {n: g.double() for n, g in came[-1].tensors.items()}, sum(local.batches))
+    return Step(sent[newest], {n: g.double() for n, g in came[newest].items()}, sum(local.batches))
 
 
-def _message_pairs(view: View) -> list[tuple[Message, Message]]:
-    """Return the pairs of a message sent to the client and its answer, in the order of rounds."""
-    sent: dict[int, Message] = {}
-    pairs = []
-    for message in view.select(kind="weights").messages:
-        if message.sender == view.party:
-            sent[message.stamp.epoch] = message
-        elif message.stamp.epoch in sent:
-            pairs.append((sent[message.stamp.epoch], message))
-    return pairs
+def _recorded_rounds(view: View) -> list[ExchangedRound]:
+    """Return the weights sent to the client and those that came back, of every round in which both were recorded."""
+    messages = view.select(kind="weights").messages
+    sent = _by_round(m for m in messages if m.sender == view.party)
+    came = _by_round(m for m in messages if m.receiver == view.party)
+    return [ExchangedRound(number, sent[number], came[number]) for number in sorted(sent.keys() & came.keys())]
+
+
+def _by_round(messages: Iterable[Message]) -> dict[int, dict[str, Tensor]]:
+    """Return round -> the tensors of its messages together; each party of a group sends what it holds."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for message in messages:
+        found.setdefault(message.stamp.epoch, {}).update(message.tensors)
+    return found
 
 
 def _check_known(local: LocalTraining, step: Step) -> None:
@@ -199,7 +203,7 @@ class ClientGradient:
         return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
 
     def _forward(self, x: Tensor) -> dict[str, Tensor]:
-        return run_segments(self.local.segments, self._modules, {self.local.value: x})
+        return run_segments(self.local.segments, self._modules, self.local.feed(x))
 
 
 def clip_gradient(gradient: list[Tensor], norm: float) -> list[Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from splitfed.core.errors import InvalidInput
@@ -17,10 +18,11 @@ from splitfed.core.topology import Head, Segment, Topology
 class LocalTraining:
     """The agreed protocol of local training between download and upload.
 
-    `segments`: those that a client computes from raw rows alone, in order; `value`: name of the raw rows. `heads`: the
-    losses on these segments (labels are not known). `released`: outputs of these segments that get a gradient back,
-    which an aggregation server never sees. `optimizer`: name in `torch.optim`, or an import path; `options`: its
-    arguments, with "initial_lr" if the rate changes between rounds. `batches`: number of rows in each batch of a round.
+    `segments`: those that a client, or the parties of a group together, compute from raw rows alone, in order;
+    `feed(x)`: their inputs for rows x. `heads`: the losses on these segments (labels are not known). `released`:
+    outputs of these segments that get a gradient back, which an aggregation server never sees. `optimizer`: name in
+    `torch.optim`, or an import path; `options`: its arguments, with "initial_lr" if the rate changes between rounds.
+    `batches`: number of rows in each batch of a round.
     `sends_gradients`: whether the client takes no step and sends the gradient of all its rows. `clip`: L2 norm to which
     per-row gradients are clipped before averaging; None: no clipping. `soft_labels`: heads whose labels are mixed with
     a teacher's outputs, which the adversary never sees. `rows`: number of different rows in a round; None: unknown.
@@ -28,7 +30,7 @@ class LocalTraining:
     """
 
     segments: tuple[Segment, ...]
-    value: str
+    feed: Callable[[Tensor], Mapping[str, Tensor]]
     heads: tuple[Head, ...]
     released: tuple[str, ...]
     optimizer: str
@@ -48,7 +50,8 @@ class LocalTraining:
 
 def local_training(
     topology: Topology,
-    role: str,
+    roles: Collection[str],
+    feed: Callable[[Tensor], Mapping[str, Tensor]],
     optimizer: str,
     options: Mapping[str, Any],
     batches: Sequence[int],
@@ -57,18 +60,18 @@ def local_training(
     soft_labels: Mapping[str, float] | None = None,
     hidden: Collection[str] = (),
 ) -> LocalTraining | None:
-    """Return the known protocol of the clients of `topology` in `role`; None if they do not hold the whole raw row.
+    """Return the known protocol of a client's parties in `roles`; None if they do not hold the whole raw row.
 
-    `private`: segments that never leave a client; a model of these alone does not appear in an update. `soft_labels`:
-    head -> weight of a divergence beside its loss; `hidden`: values whose gradient comes from a part that never leaves
-    a client (see `splitfed.federated.traits`).
+    All of these train with `optimizer`; `feed`: see `LocalTraining`. `private`: segments that never leave a client; a
+    model of these alone does not appear in an update. `soft_labels`: head -> weight of a divergence beside its loss;
+    `hidden`: values whose gradient comes from a part that never leaves a client (see `splitfed.federated.traits`).
     """
     softened = soft_labels or {}
-    if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
+    if not set(topology.inputs.values()).issubset(roles):
         return None
     available = set(topology.inputs)
     segments = []
-    for segment in topology.segments_of(role):
+    for segment in (one for one in topology.segments if one.role in roles):
         if available.issuperset(segment.inputs):
             segments.append(segment)
             available.update(segment.outputs)
@@ -76,15 +79,16 @@ def local_training(
         makers = topology.makers(tuple(hidden))
         segments = [segment for segment in segments if segment.name in makers]
         available = {*topology.inputs, *(value for segment in segments for value in segment.outputs)}
-    own = (head for head in topology.heads if head.value in available and head.role == role)
+    own = (head for head in topology.heads if head.value in available and head.role in roles)
     heads = tuple(head for head in own if not set(topology.makers((head.value,))).issubset(private))
-    back = [e for e in topology.crossings if e.name not in topology.forward_only]
+    computed = {segment.name for segment in segments}
+    back = [e for e in topology.crossings if e.name not in topology.forward_only and e.target not in computed]
     released = tuple(dict.fromkeys([*hidden, *(v for e in back for v in e.values if v in available)]))
     heads = tuple(replace(head, weight=head.weight + softened.get(head.value, 0.0)) for head in heads)
     seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}
     return LocalTraining(
         tuple(segment for segment in segments if segment.name in seen),
-        next(iter(topology.inputs)),
+        feed,
         heads,
         released,
         optimizer,

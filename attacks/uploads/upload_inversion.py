@@ -60,7 +60,7 @@ class UploadInversion(Attack):
         if knowledge.exchanged is not None and not knowledge.exchanged.scores:
             raise InvalidInput(
                 f"upload_inversion needs scores of classes; the exchanged model ends in the features "
-                f"{knowledge.exchanged.out!r}: use Dlg"
+                f"{knowledge.exchanged.out!r}; dlg needs none, where an update is the gradient of one step"
             )
         settings = StudentSettings(self.epochs, self.lr, self.batch_size)
         model = uploaded_models("upload_inversion", knowledge, settings, generator, progress, 1)[-1].after

@@ -145,7 +145,7 @@ def digest_of(value: Any) -> str:
 
 def alone(grid: Grid, cell: RunSpec) -> Grid:
     """Return the grid of one run, which is refused with a reason rather than left out."""
-    return replace(grid, cells=(cell,), skip_refused=False)
+    return replace(grid, cells=(replace(cell, skip_refused=False),), skip_refused=False)
 
 
 def _short_names(settings: Iterable[DefenseSetting]) -> dict[str, str]:

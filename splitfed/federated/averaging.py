@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,23 +22,12 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.private_values import FEATURES
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Method, MethodContext, MethodTraits, State
+from splitfed.federated.groups import Roles, averaging_roles, held_by
 from splitfed.federated.learner import Learner, LearnerWeights
 from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
-
-
-class Roles(Protocol):
-    """The roles of some parties in a topology: those of a learner, or of a local objective's place."""
-
-    @property
-    def topology(self) -> Topology:
-        """The topology."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +67,10 @@ class Averaging(Method):
         """Return the traits of averaging: weights are sent down and up; other segments stay at their client."""
         shared = self.shared(topology)
         own = [segment for role in topology.data_roles for segment in topology.segments_of(role)]
-        sharing = {s.role for s in map(topology.segment, shared) if s.module.state_dict()}
         return replace(
             super().traits(topology),
             aggregates_weights=True,
-            role_federations=tuple(r for r in topology.data_roles if r in sharing and len(topology.data_roles) > 1),
+            role_federations=averaging_roles(topology, shared),
             aggregation=self.settings,
             # Under a secure sum the uploads are masked.
             returns_weights=self.settings.sum is None,
@@ -151,8 +139,7 @@ class Averaging(Method):
 
 def shared_at(method: Averaging, parties: Roles) -> tuple[str, ...]:
     """Return those of the segments that `method` averages which these parties hold."""
-    topology = parties.topology
-    return tuple(name for name in method.shared(topology) if topology.segment(name).role in parties.roles)
+    return held_by(parties, method.shared(parties.topology))
 
 
 def take_step(

@@ -8,7 +8,7 @@ before it can. If class scores cannot be reached this way, the output of the las
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,11 +45,17 @@ def exchanged_model(
     heads = [value for value in heads if any(s.name in topology.makers((value,)) for s in learning)]
     if not learning:
         return None
-    out = heads[0] if heads else learning[-1].outputs[-1]
+    out = heads[0] if heads else _features(topology, segments, learning)
     makers = topology.makers((out,))
     used = tuple(replace(s, original=None) for s in segments if s.name in makers)
     others = () if heads else _others_rounds(view, everybody, rounds[-1], device)
     return ExchangedModel(used, feed, out, bool(heads), rounds, others).copy()
+
+
+def _features(topology: Topology, segments: Sequence[Segment], learning: Sequence[Segment]) -> str:
+    """Return the last value that comes from exchanged weights; in a group, the one that most parties contribute to."""
+    last, names = learning[-1].outputs[-1], {s.name for s in learning}
+    return max((last, *(s.outputs[-1] for s in segments)), key=lambda value: len(names & {*topology.makers((value,))}))
 
 
 def _others_rounds(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -212,16 +213,12 @@ class KnowledgeGrants:
         """Return how `client` trains, if `party` is an aggregation server; None for every other party."""
         if party != FED:
             return None
-        role = self.engine.parties[party].role
-        # Where a method alone meets there, it fuses what the only role of the clients holds.
-        owners = self.engine.topology.data_roles
-        role = owners[0] if role == FED and len(owners) == 1 else role
-        optimizer = None if role == FED else self.engine.party(client, role).state.optimizer
-        if optimizer is None:
+        # Where a method alone meets there, it fuses what the clients' own parties hold.
+        roles = tuple(self.engine.run_parties.fed) or self.engine.topology.data_roles
+        roles = tuple(role for role in roles if self.engine.party(client, role).state.optimizer is not None)
+        if not roles:
             return None
-        options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
-        optim = self.engine.optims.get(role, Optim())
-        options |= {"clip_norm": optim.clip_norm, "groups": len(optim.groups)}
+        optimizer, options, clip = self._steps_of(client, roles)
         batches, topology = self.batches(client, 0), self.engine.topologies[client]
         if self.training.restart_optimizers and "momentum" in options and len(batches) == 1:
             # A step that comes first has none to go on with.
@@ -231,11 +228,38 @@ class KnowledgeGrants:
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
         soft, hidden = ({}, ()) if traits is None else (traits.soft_labels, traits.hidden_gradients)
-        local = local_training(topology, role, optim.label, options, sizes, sends_gradients, private, soft, hidden)
+        local = local_training(
+            topology, roles, self.feed(client), optimizer, options, sizes, sends_gradients, private, soft, hidden
+        )
         if local is None:
             return None
         rows = len(torch.cat(list(batches)).unique())
-        return replace(local, clip=self._clip_norm(client, role), rows=rows, accumulate=self.engine.accumulate)
+        return replace(local, clip=clip, rows=rows, accumulate=self.engine.accumulate)
+
+    def _steps_of(self, client: int, roles: Sequence[str]) -> tuple[str, dict[str, Any], float | None]:
+        """Return the optimizer of the client's parties in `roles`, its options, and the norm of per-row gradients.
+
+        Raises `InvalidInput` if the parties of a group do not train as one model would.
+        """
+        found = []
+        for role in roles:
+            optimizer, optim = self.engine.party(client, role).state.optimizer, self.engine.optims.get(role, Optim())
+            assert optimizer is not None
+            options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+            options |= {"clip_norm": optim.clip_norm, "groups": len(optim.groups)}
+            found.append((optim.label, options, self._clip_norm(client, role)))
+        for role, other in zip(roles, found, strict=True):
+            if other != found[0]:
+                raise InvalidInput(
+                    f"the parties {roles[0]!r} and {role!r} of a group train by steps of different kinds; an attack "
+                    "on their updates follows one optimizer: give both the same"
+                )
+        if len(roles) > 1 and (found[0][1]["clip_norm"] or found[0][2] is not None):
+            raise InvalidInput(
+                "each party of a group clips the gradient of its own segments; an attack on their updates clips that "
+                "of the whole model, which is another: leave clipping out"
+            )
+        return found[0]
 
     def traits(self, client: int) -> MethodTraits | None:
         """Return the traits of the run's method for the model of `client`; None without a method."""

@@ -57,7 +57,7 @@ def world(
     )
     heads = (Head("out", "client", "client", classification(2)),) if scores else ()
     given = {"optimizer": "SGD", "options": SGD, "batches": (4,), "rows": 4, **known}
-    return model, LocalTraining((segment,), "x", heads, (), **given)
+    return model, LocalTraining((segment,), lambda x: {"x": x}, heads, (), **given)
 
 
 def copied(count: int = 4, seed: int = 0, **known: Any) -> dict[str, Tensor]:

@@ -166,7 +166,7 @@ def test_inversion_starts_at_the_rows_that_the_model_gives_a_class_most() -> Non
     # It goes where the class is likelier, as far as the pull lets it.
     free = guessed(UploadInversion(stay=0.01), 2, exchanged=model_of((FLAT, STEEP)), auxiliary=known)
     assert float(free[1, 0]) > 1.0 > -1.0 > float(free[0, 0])
-    with pytest.raises(InvalidInput, match=r"upload_inversion needs scores of classes; .* 'out': use Dlg"):
+    with pytest.raises(InvalidInput, match=r"upload_inversion needs scores of classes; .* 'out'; dlg needs none"):
         guessed(still, 2, exchanged=model_of((FLAT, STEEP), scores=False), auxiliary=known)
 
 
@@ -317,5 +317,5 @@ def test_segments_that_a_schedule_averages_are_read_without_a_method() -> None:
     )
     found = run.evaluator.applicable(FED)
     assert found["upload_membership"] is found["update_shares"] is None
-    assert "ends in the features 'act': use Dlg" in str(found["upload_inversion"])
+    assert "ends in the features 'act'; dlg needs none" in str(found["upload_inversion"])
     assert "clients of a federated method send; only" in str(found["class_shares"])

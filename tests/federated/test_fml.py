@@ -206,9 +206,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 def test_parties_without_labels_and_weights_that_nobody_can_draw_are_refused() -> None:
     halves = {f"party{i}": nn.Sequential(nn.Flatten(), nn.Linear(32, 4)) for i in range(2)}
     rows = sf.data.digits().strips(2).clients(1, auxiliary=0, victims=1)
-    with pytest.raises(
-        InvalidInput, match="fml needs clients of one party that holds rows and labels; in topology 'vertical'"
-    ):
+    with pytest.raises(InvalidInput, match="fml exchanges a meme between clients and needs two or more; here is one"):
         go("vanilla", FML(), topology=vertical(halves, nn.Linear(8, 10), labels="top"), data=rows, schedule="joint")
 
     class Own(nn.Module):

@@ -108,7 +108,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: NameResolver | No
     mistakes.stop()
     callbacks = tuple(named for named in called if named is not None)
     common = RunSpec("", 0, data, model, training=training, target=config.study.target, code=reader.code)
-    common = replace(common, models=models, callbacks=callbacks)
+    common = replace(common, models=models, callbacks=callbacks, skip_refused=config.study.skip_refused)
     cells = tuple(_make_cells(common, axes, worlds, config.study.seeds))
     return Grid(config.study.name, _resolve(config, common, base), cells, config.study.skip_refused)
 

@@ -277,7 +277,8 @@ class RunSpec:
     is the first client's, and `models` has all of them. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     `variant`: what of [training] a search chose for this run, in words; "" in a grid, where all runs have the same.
-    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs. `cut_choice`: where cuts
+    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs. `skip_refused`: whether
+    an attack that this run cannot grant is told among its results, as others of its study can. `cut_choice`: where cuts
     were left to a rule, which were chosen and why.
     """
 
@@ -297,6 +298,7 @@ class RunSpec:
     code: NameResolver = field(default_factory=NameResolver, compare=False)
     variant: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
+    skip_refused: bool = False
     models: tuple[ClientModel, ...] = ()
     callbacks: tuple[NamedAlgorithm, ...] = ()
     cut_choice: str = ""

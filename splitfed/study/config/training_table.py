@@ -133,6 +133,10 @@ class PartyNames:
         self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
         self.roles = {*others, *topology.roles}
 
+    def recording(self, record: Recording) -> Recording:
+        """Return `record` without the parties that this run does not have, but another of its study may."""
+        return replace(record, parties=tuple(name for name in record.parties if name in self.parties))
+
     def of(self, speeds: Speeds | None) -> Speeds | None:
         """Return `speeds` without those of parties that this run does not have, but another of its study may."""
         if speeds is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
         "refused": [{"id": run, "reason": reason} for run, reason in study.refused],
+        "not_granted": _attacks_not_granted(study.runs),
         "utility": {k: getattr(study.runs[0].utility, k) for k in ("metric", "higher_is_better")},
         "what": {k: getattr(study.runs[0], k) for k in ("model", "data", "clients", "schedule", "rounds")}
         | {"lengths": sorted({run.rounds for run in study.runs})},
@@ -154,6 +156,12 @@ def _constant_answer(runs: Sequence[RunResult]) -> dict[str, Any] | None:
     if len(known) < len(runs):
         return None
     return {"score": sum(c["score"] for c in known) / len(known), "name": known[0]["name"]}
+
+
+def _attacks_not_granted(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return each attack that runs in plain did not grant, why, and how many of them."""
+    told = [(one["attack"], one["why"]) for run in runs if run.computation == "none" for one in run.refused]
+    return [{"attack": attack, "why": why, "runs": count} for (attack, why), count in Counter(told).items()]
 
 
 def _attack_labels(runs: Sequence[RunResult]) -> list[str]:

@@ -68,13 +68,22 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
         _check_cell(own, cell, splits[cell.seed], found)
         if not (grid.skip_refused and own):
             groups.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), []).append(cell)
+    names = [found.names for found in assembled.values() if found]
+    _check_recording(mistakes, first, names)
+    refusals: dict[str, dict[str, Mistakes]] = {}
     for group in groups.values():
         # One stands for all, as attacks are asked of runs without their defenses.
+        refusals[group[0].id] = _check_attacks(source, notes[group[0].id], group[0], builder)
+    granted = {key for found in refusals.values() for key, refusal in found.items() if not refusal}
+    for group in groups.values():
         own = notes[group[0].id]
-        _check_attacks(own, group[0], builder)
+        for key, refusal in refusals[group[0].id].items():
+            # Where runs may be skipped, an attack that others grant is told with the results of those that do not.
+            if refusal and not (grid.skip_refused and key in granted):
+                own.take(refusal)
         for cell in group[1:]:
             _share(own, notes[cell.id])
-    _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
+    _check_speeds(mistakes, first, names)
     mistakes.stop()
     return _without_refused(grid, notes, mistakes), loaded
 
@@ -137,8 +146,6 @@ def _assemble_cell(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilde
         mistakes.add(_place_of(cell, error), error)
     else:
         names = PartyNames(topologies[0], plan, len(split), aggregated=method is not None)
-        with mistakes.at("training.record.parties"):
-            cell.training.record.recorders(tuple(names.parties), None)
         return Assembled(topologies, facts, method, names)
     return None
 
@@ -237,26 +244,33 @@ def build_untrained_run(cell: RunSpec, data: Dataset) -> Run:
 
 
 def _build_run(cell: RunSpec, builder: build.StudyBuilder) -> Run:
-    logging = Logging(record=cell.training.record)
-    plan = RunPlan(builder.prepare(cell), cell.training.rounds, logging=logging)
+    ready = builder.prepare(cell)
+    names = PartyNames(ready.topology, ready.schedule, len(ready.data.clients), aggregated=ready.method is not None)
+    logging = Logging(record=names.recording(cell.training.record))
+    plan = RunPlan(ready, cell.training.rounds, logging=logging)
     return Run(plan, engine_of(plan))
 
 
-def _check_attacks(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilder) -> None:
-    """Ask every attack of a run, if it can be put together."""
+def _check_attacks(source: str, mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilder) -> dict[str, Mistakes]:
+    """Ask every attack of a run, if it can be put together; return those outside of training with what refuses them."""
     if not cell.attacks:
-        return
+        return {}
     try:
         run = _build_run(cell, builder)
     except InvalidInput as error:
         if not mistakes:
             mistakes.add(cell.topology.where, error)
-        return
+        return {}
     # Training attacks first, for others may ask them; one that could not enter has been complained of already.
-    inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, p)]
-    for setting in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
+    for setting in [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, p)]:
         with mistakes.at(setting.where):
             check_attack(setting, run)
+    found = {}
+    for setting in (p for p in cell.attacks if p.lives == "outside"):
+        found[setting.key] = Mistakes(source)
+        with found[setting.key].at(setting.where):
+            check_attack(setting, run)
+    return found
 
 
 def _can_enter(mistakes: Mistakes, run: Run, setting: AttackSetting) -> bool:
@@ -287,9 +301,16 @@ def _check_target(target: float | None, data: Dataset, splits: Sequence[Federati
         raise InvalidInput("target is measured on validation rows, and no client has one; give a larger validation")
 
 
-def _check_speeds(mistakes: Mistakes, grid: Grid, names: Sequence[PartyNames]) -> None:
+def _check_recording(mistakes: Mistakes, cell: RunSpec, names: Sequence[PartyNames]) -> None:
+    """Refuse to record a party that no run has; without any run that can be put together, who is there is not known."""
+    with mistakes.at("training.record.parties"):
+        if names:
+            cell.training.record.recorders(tuple({party: None for n in names for party in n.parties}), None)
+
+
+def _check_speeds(mistakes: Mistakes, cell: RunSpec, names: Sequence[PartyNames]) -> None:
     """Refuse the speed of a party that no run has; where something is wrong already, who is there is not known."""
-    speeds = grid.cells[0].training.speeds
+    speeds = cell.training.speeds
     if speeds is None or mistakes:
         return
     with mistakes.at("training.speeds"):

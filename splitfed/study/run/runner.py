@@ -106,7 +106,7 @@ def run_cell(cell: RunSpec, data: Dataset, folder: Path, watcher: Watcher, judge
         "rounds_at_first": _earlier_length(cell, folder),
     }
     for setting in cell.attacks:
-        if (why := _computation_refusal(run, setting)) is not None:
+        if (why := _refusal(cell, run, setting)) is not None:
             refused.append({"attack": setting.label, "why": why})
             continue
         try:
@@ -118,9 +118,10 @@ def run_cell(cell: RunSpec, data: Dataset, folder: Path, watcher: Watcher, judge
     return write_result(folder, replace(about, **measured, attacks=tuple(attacks), refused=tuple(refused)))
 
 
-def _computation_refusal(run: Run, setting: AttackSetting) -> str | None:
-    """Return why an attack on a secured run cannot begin; None where it can, and for a run in plain."""
-    if run.engine.topology.computation is None or setting.lives != "outside":
+def _refusal(cell: RunSpec, run: Run, setting: AttackSetting) -> str | None:
+    """Return why an attack cannot begin; None for a run that may not tell so, which the study would have refused."""
+    may_tell = cell.skip_refused or run.engine.topology.computation is not None
+    if setting.lives != "outside" or not may_tell:
         return None
     return run.evaluator.refusal(setting.attack.name, build.attack(setting), setting.adversary)
 
@@ -189,7 +190,7 @@ def train_cell(
             local=plan.local,
             adversaries=adversaries_of(cell, topology),
             evaluation=evaluation_of(plan, names),
-            logging=Logging(folder, True, plan.record, progress=progress, callbacks=callbacks),
+            logging=Logging(folder, True, names.recording(plan.record), progress=progress, callbacks=callbacks),
         )
 
 
