@@ -22,13 +22,13 @@ from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_counts, check_example, check_original
 from splitfed.core.errors import InvalidInput, check_names, others_code, short
 from splitfed.core.example_pass import CannotCross
-from splitfed.core.grouping import group_pairs
+from splitfed.core.grouping import nest
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.payload import not_dense
 from splitfed.core.replay import Replayed, ReplayedSegment, replay
-from splitfed.core.replay_rows import most_rows, other_sizes
+from splitfed.core.replay_rows import most_rows, other_sizes, with_needed
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
 from splitfed.core.uncut_runs import UncutRuns
@@ -146,19 +146,25 @@ class Cutter:
         """Return the pieces by replay, whose parties hold what their operations read, and as little else as will do."""
         replayed = self._by_replay(cuts)
         withheld = _withheld(replayed)
-        try:
-            return self._replay_compared(replayed)
-        except (FailsByItself, CannotCross):
-            raise
-        except InvalidInput:
-            if not withheld:
-                raise
+        refused: InvalidInput
         # What others' code reads may be kept for an operation of one's own.
-        pieces = self._replay_compared(self._by_replay(cuts, withheld))
-        for one in sorted(withheld) if len(withheld) > 1 else ():
+        for held in ({}, dict.fromkeys(withheld, False), dict.fromkeys(withheld, True)):
+            try:
+                pieces = self._replay_compared(self._by_replay(cuts, held) if held else replayed)
+                break
+            except (FailsByItself, CannotCross):
+                raise
+            except InvalidInput as error:
+                refused = error
+                if not withheld:
+                    raise
+        else:
+            raise refused
+        for one in sorted(held) if len(held) > 1 and all(held.values()) else ():
+            fewer = {name: whole for name, whole in held.items() if name != one}
             with suppress(InvalidInput):
-                pieces = self._replay_compared(self._by_replay(cuts, withheld - {one}))
-                withheld -= {one}
+                pieces = self._replay_compared(self._by_replay(cuts, fewer))
+                held = fewer
         return pieces
 
     def _replay_compared(self, replayed: Original) -> tuple[Piece, ...]:
@@ -171,22 +177,24 @@ class Cutter:
         given = self.example if isinstance(self.example, Mapping) else ()
         return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot, given)
 
-    def _by_replay(self, cuts: Sequence[Cut], held: Collection[tuple[int, str]] = ()) -> Original:
-        """Return the pieces by replay; `held`: number of a piece and attribute that it holds, see `replay`."""
+    def _by_replay(self, cuts: Sequence[Cut], held: Mapping[tuple[int, str], bool] | None = None) -> Original:
+        """Return the pieces by replay; `held`: number of a piece and attribute -> whether all of it is held there."""
         if isinstance(self.example, Mapping):
             check_counts(type(self.model).__name__, self.example)
         rows = _first_rows(self.example, FEW_ROWS) if is_large(self.model) else self.example
         try:
             # A party takes the same way in its first step as in all others.
             warm_up(self.snapshot, _calls_on_rows(self.model, self.example))
-            replayed = self._replayed(cuts, rows, held)
+            there = nest((number, name, whole) for (number, name), whole in (held or {}).items())
+            replayed = self._replayed(cuts, rows, there)
             if not is_large(self.model) and self._sizes(replayed):
                 self.snapshot.restore()
                 sizes = range(1, most_rows(_count_rows(self.example)) + 1)
                 warm_up(self.snapshot, _calls_on_rows(self.model, self.example, sizes))
-                replayed = self._replayed(cuts, rows, held)
+                replayed = self._replayed(cuts, rows, there)
                 if found := self._sizes(replayed):
-                    replayed = self._replayed(cuts, rows, held, found)
+                    replayed = self._replayed(cuts, rows, there, found)
+            replayed = with_needed(replayed, _count_rows(rows), there)
         finally:
             self.snapshot.restore()
         arguments, names = {name: name for name in replayed.inputs}, tuple(cut.name for cut in cuts)
@@ -202,7 +210,7 @@ class Cutter:
         )
 
     def _replayed(
-        self, cuts: Sequence[Cut], rows: Example, held: Collection[tuple[int, str]], sizes: Sequence[int] = ()
+        self, cuts: Sequence[Cut], rows: Example, held: Mapping[int, Mapping[str, bool]], sizes: Sequence[int] = ()
     ) -> Replayed:
         return replay(
             self.model,
@@ -212,7 +220,7 @@ class Cutter:
             self.chain,
             sent_inputs=self.sent_inputs,
             sizes=sizes,
-            held=group_pairs(held),
+            held=held,
         )
 
     def _sizes(self, replayed: Replayed) -> list[int]:

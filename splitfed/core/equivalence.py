@@ -68,6 +68,7 @@ _STATE = (
     "each party has only a part of the model, so that Python values cannot steer it: keep what must change in a buffer "
     "that is changed in place, and nothing else"
 )
+_SHARED = "all copies of the segment share that: keep what changes in a buffer, or in an attribute that is a number"
 
 
 class FailsByItself(InvalidInput):
@@ -226,6 +227,8 @@ def _compare(
             changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone)
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
+        elif not original.cuts and (shared := snapshot.shared_changes()):
+            what, advice = f"forward changes the {shared[0]}", _SHARED
         elif not _repeats(lambda: make_sides()[0], batches):
             what, advice = "the uncut model itself does not repeat its results from the same seeds", UNREPEATED
         elif error.in_outputs:

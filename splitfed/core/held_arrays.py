@@ -32,7 +32,8 @@ OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
 STAND_INS = "_stand_ins"
 """Name of the attribute of a module that holds what stands for attributes that others read; see `stand_ins`."""
-_PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState)
+_PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, *_GENERATORS)
 _NUMBER = (bool, int, float, np.generic)
 _VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray)
 # Every copy makes them anew; lines of the code that was written.
@@ -104,7 +105,27 @@ def check_references(module: nn.Module, model: str) -> None:
             )
 
 
-def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
+class Foreign(NamedTuple):
+    """What a module leads to though it is another's: by which of its attributes, to which weight, or to a copy."""
+
+    label: str
+    name: str
+    copied: bool
+
+    @property
+    def described(self) -> str:
+        """Which weight or buffer it is, and whether a copy."""
+        return f"{'a copy of ' if self.copied else ''}{self.name}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        if self.copied:
+            return "register it as a frozen submodule (a teacher) or as a buffer: whoever reads it there holds it"
+        return "let what it leads to hold no weight of a submodule"
+
+
+def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> Foreign | None:
     """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; else None.
 
     To a copy too, which has the same numbers, not all one. What is a weight or buffer of `module` counts for none.
@@ -112,8 +133,10 @@ def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tup
     met = [(label, thing) for label, thing, _ in _walk(module, arrays=False) if isinstance(thing, Tensor)]
     named = dict(others if met else ())
     places = {place: name for name, tensor in named.items() if (place := storage_of(tensor))}
-    found = ((label, places.get(storage_of(thing)) or _same_numbers(thing, named)) for label, thing in met)
-    return next(((label, name) for label, name in found if name), None)
+    for label, thing in met:
+        if (name := places.get(storage_of(thing)) or _same_numbers(thing, named)) is not None:
+            return Foreign(label, name, storage_of(thing) not in places)
+    return None
 
 
 def state_of(module: nn.Module) -> tuple[tuple[str, Tensor], ...]:
@@ -206,7 +229,7 @@ def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
                     anew = own if id(thing) in hooks else ()
                     waiting += [
                         _Met(label, one, met.shared or (shared and not of_class and id(one) not in anew))
-                        for one, shared in _followed(thing)
+                        for one, shared in followed(thing)
                         if not is_leaf(one)
                     ]
 
@@ -249,7 +272,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
                     yield name, value, True
 
 
-def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
+def followed(thing: Any) -> Iterator[tuple[object, bool]]:
     """Yield what `thing` refers to, and whether a copy of it would refer to the same."""
     if isinstance(thing, (Tensor, nn.Module)):
         yield from ((one, False) for one in vars(thing).values())

@@ -68,7 +68,9 @@ def deep_copy(value: T, modules: Collection[nn.Module], memo: dict[int, Any]) ->
         empty.__setstate__(entries)
     copied = _copy_entry(value, memo)
     # `nn.Parameter` leaves out of its copies what somebody hung on it.
-    for weight in [weight for module in modules for weight in module.parameters() if vars(weight)]:
+    inner_modules = [inner for module in modules for inner in module.modules()]
+    tables = [table for inner in inner_modules for table in (inner._parameters, vars(inner))]
+    for weight in [one for table in tables for one in table.values() if isinstance(one, nn.Parameter) and vars(one)]:
         if (other := memo.get(id(weight), weight)) is not weight and not vars(other):
             vars(other).update({name: _copy_entry(one, memo) for name, one in vars(weight).items()})
     for _, copied_module in made:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -134,6 +134,10 @@ class ReplayedSegment(Withholding):
         return made
 
 
+NamedSegment = tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]
+"""A segment with the names of what it reads and returns."""
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A model cut by replay: its segments with the names of what they read and return, and its inputs and outputs.
@@ -142,11 +146,14 @@ class Replayed:
     rows that have ways of their own.
     """
 
-    segments: tuple[tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]], ...]
+    segments: tuple[NamedSegment, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reordered: frozenset[str]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
+    build: Callable[[int, Mapping[str, bool]], NamedSegment]
+    """Makes the segment of a number, given the attributes and buffers that its party holds though others alone are seen
+    to read them: True: as they are, False: the single numbers in them."""
 
 
 def replay(
@@ -158,7 +165,7 @@ def replay(
     after: str | None = None,
     sent_inputs: Sequence[str] = (),
     sizes: Collection[int] = (),
-    held: Mapping[int, Collection[str]] | None = None,
+    held: Mapping[int, Mapping[str, bool]] | None = None,
 ) -> Replayed:
     """Cut `model` at each of `cuts`, in the order they run.
 
@@ -166,8 +173,8 @@ def replay(
     that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
     `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
     `sent_inputs`: inputs that the first segment may send. `sizes`: other numbers of rows that get ways of their own,
-    where these agree with those of the example in what crosses. `held`: number of a segment -> attributes and buffers
-    that its party holds, though others alone are seen to read them. Raises `InvalidInput` for what cannot be cut.
+    where these agree with those of the example in what crosses. `held`: number of a segment -> what `Replayed.build` is
+    given. Raises `InvalidInput` for what cannot be cut.
     """
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
@@ -225,11 +232,9 @@ def replay(
         type(model).__name__, ways, shapes, forms, call, rows=rows, sizes=other_sizes, output=output, beyond=beyond
     )
     machinery = machinery_reads(meta_copy(model, (), ()))
-    segments = tuple(
-        _build(model, plan, number, holders, cuts, machinery, (held or {}).get(number, ()))
-        for number in range(len(first.received))
-    )
-    return Replayed(segments, tuple(inputs), first.results, reordered, tuple(other_sizes))
+    build = partial(_build, model, plan, holders, cuts, machinery)
+    segments = tuple(build(number, (held or {}).get(number, {})) for number in range(len(first.received)))
+    return Replayed(segments, tuple(inputs), first.results, reordered, tuple(other_sizes), build)
 
 
 def _plan_mode(
@@ -329,12 +334,12 @@ def _owners(name: str) -> list[str]:
 def _build(
     model: nn.Module,
     plan: ReplayPlan,
-    number: int,
     holders: Mapping[str, tuple[int, ...]],
     cuts: Sequence[Cut],
     machinery: Reads,
-    left: Collection[str],
-) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
+    number: int,
+    left: Mapping[str, bool],
+) -> NamedSegment:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changed = set().union(*(way.changed for way in plan.every_way()))
@@ -345,7 +350,7 @@ def _build(
     every, targets = plan.every_way(), [cut.target for cut in cuts]
     met = {n: [(way, o) for way in every for o in way.readers.get(n, ()) if way.runs(number, o)] for n in constant}
     read = {n for n, places in met.items() if any(_reads_numbers(way, number, o) for way, o in places)}
-    real |= read.union(n for n, places in met.items() if places and n in left)
+    real |= read.union(n for n, places in met.items() if places and left.get(n))
     made = meta_copy(model, own, real)
     withheld = leave_out(made, [*every, *plan.beyond], number, machinery, targets, left)
     check_references(made, type(model).__name__)

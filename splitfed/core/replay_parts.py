@@ -2,17 +2,16 @@
 
 Weights and buffers are dealt with elsewhere; here it is about plain attributes (arrays, lists, objects, functions) and
 hooks. What the code of other segments reads while the party goes through it has a stand-in without numbers. Of a
-submodule that the party runs, texts and numbers stay, and what the code of the model's classes names and nobody reads,
-for a branch that was not taken when the model was cut may read it.
+submodule that the party runs, there stays what the code of the model's classes names and nobody reads, for a branch
+that was not taken when the model was cut may read it. Single numbers and texts are settings, and stay everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +23,8 @@ from splitfed.core.held_arrays import OTHERS, STAND_INS, names_in_code, stand_in
 from splitfed.core.model_call import set_mode
 from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.replay_passes import in_others_code
-from splitfed.core.stand_ins import Blanking, StandIns
+from splitfed.core.stand_ins import SCALARS, Blanking, StandIns
 
-_SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)
-_SHORT = 8
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
 
 
@@ -55,14 +52,15 @@ def leave_out(
     segment: int,
     machinery: Reads,
     cuts: Sequence[str],
-    held: Collection[str] = (),
+    held: Mapping[str, bool] | None = None,
 ) -> frozenset[str]:
     """Take from `made`, the party's copy of a model, what the operations of `segment` do not read.
 
     `machinery`: what is read besides; `cuts`: submodules that are cut at; `held`: attributes that are left there though
-    others alone are seen to read them. Returns the attributes that have a stand-in now, by their full names.
+    others alone are seen to read them: True: as they are, False: their settings. Returns the attributes that have a
+    stand-in now, by their full names.
     """
-    parts = _Parts(ways, segment, machinery)
+    levels, parts = held or {}, _Parts(ways, segment, machinery)
     whole: list[str] = []
     # Where a copy and its original have tables in common, names still stand for one object.
     mentioned: set[str] | None = None
@@ -82,7 +80,11 @@ def leave_out(
             if table.get(name) and not (mine or name in read | passed or (not inside and "state_dict" in name)):
                 table[name] = OrderedDict()
         for name, value in list(table.items()):
-            if name in OWN or (isinstance(value, Tensor) and value.is_meta) or name == "_named_members":
+            if isinstance(value, Tensor) and value.is_meta:
+                # What somebody hung on another's weight is the other's.
+                vars(value).update({key: blanking.of_attribute(one) for key, one in vars(value).items()})
+                continue
+            if name in OWN or name == "_named_members":
                 continue
             if name == "forward" and inside and not mine and not parts.shadows(path):
                 del table[name]
@@ -90,17 +92,16 @@ def leave_out(
             if name in read or ALL in read or name == "_load_from_state_dict":
                 continue
             # What it is called by `repr`, and the code of another way, may read.
-            if _is_plain(value):
+            if isinstance(value, SCALARS):
                 continue
             if name in passed or ALL in passed:
                 full = f"{path}.{name}" if path else name
-                blanking.blanked = False
-                stand_in = blanking.stand_in(value) if not (full in held or ALL in passed) else value
-                if blanking.blanked:
+                stand_in = value if levels.get(full) else blanking.of_attribute(value, settings=full in levels)
+                if stand_in is not value:
                     withheld.add(full)
                     del table[name]
-                    # What others' code replaces is there for all that keep the state of a module.
-                    (table if parts.is_written(path, name) else stand_ins)[name] = stand_in
+                    # What others' code replaces, or finds in the table, is there for all that read the table.
+                    (table if parts.is_written(path, name) or ALL in passed else stand_ins)[name] = stand_in
                 continue
             if mine and mentioned is None:
                 kinds = {kind for one in made.modules() for kind in type(one).__mro__}
@@ -117,9 +118,10 @@ def leave_out(
             # What its class gives to every copy that lacks it, such as the activation of torch's encoder layers.
             with contextlib.suppress(*_FAILURES):
                 table.update({name: value for name, value in vars(copy.copy(module)).items() if name not in table})
+        if inside and not mine:
+            table["extra_repr"] = _say_nothing
         if inside and not mine and not parts.shadows(path):
             table[OTHERS] = True
-            table["extra_repr"] = _say_nothing
             if callable(getattr(module, "reset_parameters", None)):
                 table["reset_parameters"] = _draw_nothing
     return frozenset(withheld)
@@ -201,13 +203,6 @@ class _Parts:
 def _always(number: int) -> bool:
     """Return that every place counts."""
     return True
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether `value` is a text, a number or a short tuple of these, such as the size of a kernel."""
-    if isinstance(value, (tuple, torch.Size)):
-        return len(value) < _SHORT and all(map(_is_plain, value))
-    return isinstance(value, _SCALARS)
 
 
 def _say_nothing() -> str:

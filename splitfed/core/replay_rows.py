@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from splitfed.core.meta_pass import MetaPass
 from splitfed.core.model_call import set_mode, trying
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
-from splitfed.core.replay import ReplayedSegment
+from splitfed.core.replay import Replayed, ReplayedSegment
 from splitfed.core.replay_passes import Stop
 from splitfed.core.segment_pass import SegmentPass
 
@@ -63,6 +64,38 @@ def most_rows(rows: int) -> int:
 def is_replayed(module: nn.Module) -> bool:
     """Return whether `module` is a segment of a replayed model, or holds one."""
     return any(isinstance(inner, ReplayedSegment) for inner in module.modules())
+
+
+def with_needed(replayed: Replayed, rows: int, held: Mapping[int, Mapping[str, bool]]) -> Replayed:
+    """Return `replayed`, whose parties hold `held`, with what else they need to take their ways in passes on shapes.
+
+    Of each attribute that others alone read as little as will do: nothing, the single numbers in it, or all of it.
+    """
+    segments = list(replayed.segments)
+    for number, (segment, *_) in enumerate(segments):
+        before = held.get(number, {})
+        names = sorted(segment.withheld)
+        if not names or _goes_as_planned(segment, rows):
+            continue
+
+        def will_do(needed: Mapping[str, bool], number: int = number) -> bool:
+            return _goes_as_planned(replayed.build(number, needed)[0], rows)
+
+        tried = ({**before, **dict.fromkeys(names, whole)} for whole in (False, True))
+        if (needed := next(filter(will_do, tried), None)) is None:
+            continue  # What shapes alone do not show of the example is left to the comparison.
+        for name in names:
+            rest = {one: whole for one, whole in needed.items() if one != name or one in before}
+            fewer = (rest, {**rest, name: False})[: 1 + needed[name]]
+            needed = next(filter(will_do, fewer), needed)
+        segments[number] = replayed.build(number, needed)
+    return replace(replayed, segments=tuple(segments))
+
+
+def _goes_as_planned(segment: ReplayedSegment, rows: int) -> bool:
+    """Return whether `segment` takes, with `rows` rows on shapes, all ways that are planned for it."""
+    ways = segment.replay_plan.ways
+    return not any(_fault(segment, mode, way, rows) for mode in (True, False) for way in ways[mode, mode])
 
 
 def check_row_counts(module: nn.Module, training: Mapping[int, str], evaluation: Mapping[int, str]) -> None:

@@ -1,9 +1,12 @@
 """What a party of a replayed model has in place of attributes that other parties read: their form without numbers.
 
 A party runs the user's `forward` from the top, over the code of earlier segments, which reads their attributes. For
-these it has stand-ins: of a tensor its shape on the meta device, of an array, a container, an object or a function one
-of the same form in which every number is blank. They are handed out there alone; where its own operations run, the
+these it has stand-ins: of a tensor its shape on the meta device, of a module one whose weights are shapes, of an array,
+a container, an object or a function one of the same form in which every number is blank. What is of no known form has
+nothing in its place, and using it is an error. Stand-ins are handed out there alone; where its own operations run, the
 attribute is not there.
+
+Whole numbers stay where an attribute leads to fewer than eight numbers, such as the size of a kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import operator
 import types
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
+from itertools import islice
+from numbers import Integral, Number
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -24,15 +30,22 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.code_kinds import is_installed
+from splitfed.core.held_arrays import followed
+from splitfed.core.object_kinds import kind_of
 from splitfed.core.payload import not_dense
-from splitfed.core.plain_values import attributes_of, slots_of
-from splitfed.core.unchanging import hides_state, is_closed
+from splitfed.core.plain_values import attributes_of, base_of, slots_of
+from splitfed.core.unchanging import VALUES, hides_state, is_closed, is_unchanging
 
+SCALARS = (Number, np.bool_, str, type(None), torch.dtype, torch.device, enum.Enum)
+"""Types of which a single object is a setting, which every party has."""
 _BLANK_INTEGER = int(np.iinfo(np.int64).min)
-_NUMBERS = "?bBhHiIlLqQnNefdgFDG"
+_NUMBERS = (Number, np.generic, range, slice)
+_WHOLE = (Integral, np.bool_, range, slice)
 # Up to so many whole numbers together are a setting, such as the size of a kernel.
 _FEW = 8
-_KEPT = (nn.Module, type, types.ModuleType, types.CodeType, torch.Generator, str, torch.dtype, torch.device, enum.Enum)
+_PROGRAM = (type, types.ModuleType, types.CodeType)
+_KEPT = (*_PROGRAM, str, type(None), torch.dtype, torch.device, enum.Enum, np.dtype, np.ufunc, PurePath)
+_LINKS = (partial, types.MethodType, types.FunctionType, weakref.ref, types.MappingProxyType, type(lru_cache(repr)))
 
 
 class StandIns:
@@ -44,51 +57,83 @@ class StandIns:
     def __deepcopy__(self, memo: dict[int, Any]) -> StandIns:
         """Return copies, of what `copy.deepcopy` shares too: functions, and what weak references lead to."""
         values = copy.deepcopy(self.values, memo)
-        made = Blanking({id(one): one for one in memo.values() if isinstance(one, Tensor)})
+        own = {id(one): one for one in memo.values() if isinstance(one, (Tensor, nn.Module))}
+        made = Blanking(own, copies=True)
         return StandIns({name: made.stand_in(value) for name, value in values.items()}, made.kept_alive)
 
 
-class Blanking:
-    """Makes stand-ins; `own`: identity of what is a party's own, modules and weights -> what is put in its place."""
+class Absent:
+    """Stands for something of which no form without numbers is known; whatever asks it for anything fails."""
 
-    def __init__(self, own: Mapping[int, Any]) -> None:
+    def __getattr__(self, name: str) -> Any:
+        """Say so."""
+        raise AttributeError(f"{name!r} of an object that this party does not hold")
+
+
+class Blanking:
+    """Makes stand-ins; `own`: identity of what is a party's own, modules and weights -> what is put in its place.
+
+    `copies`: whether what it is given are stand-ins, which keep the numbers that they have.
+    """
+
+    def __init__(self, own: Mapping[int, Any], copies: bool = False) -> None:
         self._made: dict[int, Any] = dict(own)
         self._held: list[Any] = []
+        self._copies, self._few, self._settings = copies, False, False
         self.kept_alive: list[Any] = []
-        self.blanked = False
-        """Whether numbers were left out."""
 
-    def stand_in(self, value: Any) -> Any:
-        """Return `value` without numbers; what is of no known form, and what leads to no numbers, as it is."""
-        if value is None or isinstance(value, (bool, int, float, complex, np.generic, *_KEPT)):
-            return self._made.get(id(value), value)
-        if id(value) not in self._made:
-            self._held.append(value)  # so that no identity is used twice
-            self._made[id(value)] = value  # of what leads back to itself
-            self._made[id(value)] = self._make(value)
-        return self._made[id(value)]
+    def of_attribute(self, value: Any, settings: bool = False) -> Any:
+        """Return the stand-in of an attribute of a module; `value` itself where it is one of settings alone.
+
+        `settings`: whether single numbers stay that are attributes of an object, variables or arguments of a function,
+        or have a text as a key.
+        """
+        if isinstance(value, SCALARS):
+            return value
+        before = self._few, self._settings
+        self._few, self._settings = sum(1 for _ in islice(_numbers_behind(value), _FEW)) < _FEW, settings
+        found = self.stand_in(value)
+        self._few, self._settings = before
+        return found
+
+    def stand_in(self, value: Any, named: bool = False) -> Any:
+        """Return `value` without numbers, and what leads to none as it is; `named`: whether code names it."""
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if type(value) not in weakref.ProxyTypes and isinstance(value, _KEPT):
+            return value
+        if isinstance(value, _NUMBERS) and type(value) not in weakref.ProxyTypes:
+            stays = self._copies or (self._few and isinstance(value, _WHOLE))
+            return value if stays or (named and self._settings) else _blank(value)
+        self._held.append(value)  # so that no identity is used twice
+        self._made[id(value)] = Absent()  # of what leads back to itself
+        self._made[id(value)] = made = self._make(value)
+        return made
 
     def _make(self, value: Any) -> Any:
+        if type(value) in weakref.ProxyTypes:
+            there = value.__repr__.__self__
+            self.kept_alive.append(made := self.stand_in(there))
+            return value if made is there else weakref.proxy(made)
         if isinstance(value, Tensor):
             return self._of_tensor(value)
         if isinstance(value, np.ndarray):
             return self._of_array(value)
         if isinstance(value, (array.array, bytearray, bytes)):
-            self.blanked = self.blanked or len(value) > 0
             zeros = bytes(len(memoryview(value).cast("B")))
             return array.array(value.typecode, zeros) if isinstance(value, array.array) else type(value)(zeros)
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             return self._of_items(value)
         if isinstance(value, dict):
             return self._of_table(value)
-        if isinstance(value, (partial, types.MethodType, types.FunctionType, weakref.ref, types.MappingProxyType)):
+        if isinstance(value, _LINKS):
             return self._of_link(value)
-        return self._of_object(value)
+        kind = kind_of(type(value))
+        return _new_generator(value) if kind is not None and kind.name == "generator" else self._of_object(value)
 
     def _of_tensor(self, tensor: Tensor) -> Tensor:
         if tensor.is_meta:
             return tensor
-        self.blanked = True
         dense = not_dense(tensor) is None
         bare = tensor.detach().to("meta") if dense else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         if isinstance(tensor, nn.Parameter):
@@ -96,55 +141,67 @@ class Blanking:
         return bare.requires_grad_() if tensor.is_leaf and tensor.requires_grad else bare
 
     def _of_array(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not value.dtype.hasobject:
+            return value if value.dtype.kind in "US" else _blank_array(value)
         made = np.zeros_like(value)
-        if value.dtype.hasobject:
-            for place in np.ndindex(value.shape):
-                made[place] = self._of_item(value[place], False, False)
-            return made
-        self.blanked = self.blanked or (value.size > 0 and (value.dtype.char in _NUMBERS or bool(value.dtype.names)))
-        if value.dtype.kind in "fc":
-            made.fill(np.nan)
-        elif value.dtype.kind == "i":
-            made.fill(np.iinfo(value.dtype).min)
-        return made if value.dtype.char in _NUMBERS or value.dtype.names else value
+        for place in np.ndindex(value.shape):
+            made[place] = self.stand_in(value[place])
+        return made
 
     def _of_items(self, value: Any) -> Any:
+        made = value
+        if not isinstance(value, (tuple, frozenset)):
+            made = self._made[id(value)] = copy.copy(value)
+            made.clear()
         items = list(value)
-        few = len(items) < _FEW
-        found = [self._of_item(one, few, few and isinstance(value, tuple)) for one in items]
-        if all(map(operator.is_, items, found)):
-            return value
-        if isinstance(value, tuple):
-            return tuple.__new__(type(value), found)
-        made = copy.copy(value)
-        if isinstance(made, frozenset):
-            return frozenset(found)
-        made.clear()
-        (made.update if isinstance(made, set) else made.extend)(found)
-        return made
+        found = self._keys(items) if isinstance(value, (set, frozenset)) else [self.stand_in(one) for one in items]
+        same = all(map(operator.is_, items, found))
+        if isinstance(value, (tuple, frozenset)) and not same:
+            try:
+                made = base_of(value, tuple, frozenset).__new__(type(value), found)
+            except TypeError:  # a class of Python's own, which makes its objects by itself
+                return Absent()
+        elif made is not value:
+            (made.update if isinstance(made, set) else made.extend)(found)
+        return self._with_attributes(made, value, same and len(made) == len(items))
 
     def _of_table(self, value: Any) -> Any:
-        found = {key: self._of_item(one, len(value) < _FEW, False) for key, one in dict.items(value)}
-        if all(map(operator.is_, dict.values(value), found.values())):
-            return value
-        made = copy.copy(value)
-        for key, one in found.items():
+        self._made[id(value)] = made = copy.copy(value)
+        made.clear()
+        before = list(dict.items(value))
+        keys = self._keys([key for key, _ in before])
+        found = [self.stand_in(one, isinstance(key, str)) for key, one in before]
+        for key, one in zip(keys, found, strict=True):
             dict.__setitem__(made, key, one)
+        same = all(map(operator.is_, (*dict.keys(value), *dict.values(value)), (*keys, *found)))
+        return self._with_attributes(made, value, same) if len(made) == len(before) else Absent()
+
+    def _with_attributes(self, made: Any, value: Any, same: bool) -> Any:
+        """Return `made`, a container like `value`, with such attributes too; `value` where all in it is the `same`."""
+        before = dict(attributes_of(value))
+        found = {name: self.stand_in(one, True) for name, one in before.items()}
+        if same and all(found[name] is one for name, one in before.items()):
+            return value
+        attributes_of(made).update(found)
         return made
 
-    def _of_item(self, value: Any, few: bool, setting: bool) -> Any:
-        """Return the stand-in of an item of a container, with `few` others; `setting`: its numbers stay."""
-        if not isinstance(value, (int, float, complex, np.generic)) or setting or isinstance(value, (bool, np.bool_)):
-            return self.stand_in(value)
-        if few and isinstance(value, (int, np.integer)):
-            return value
-        self.blanked = True
-        return _blank(value)
+    def _keys(self, keys: Iterable[Any]) -> list[Any]:
+        """Return the stand-ins of keys of a table or members of a set: whole numbers are counted through."""
+        ranks: dict[Any, int] = {}
+
+        def of_key(key: Any) -> Any:
+            if type(key) is tuple:
+                return tuple(map(of_key, key)) if any(of_key(one) is not one for one in key) else key
+            blank = self.stand_in(key)
+            rank = ranks.setdefault(key, len(ranks)) if isinstance(key, Number) and blank is not key else None
+            return blank if rank is None or blank != blank else type(key)(rank)
+
+        return list(map(of_key, keys))
 
     def _of_link(self, value: Any) -> Any:
         if isinstance(value, partial):
             before = (value.func, *value.args, *value.keywords.values())
-            func, *given = map(self.stand_in, before)
+            func, *given = [self.stand_in(one, True) for one in before]
             named = dict(zip(value.keywords, given[len(value.args) :], strict=True))
             same = all(map(operator.is_, before, (func, *given)))
             return value if same else type(value)(func, *given[: len(value.args)], **named)
@@ -160,13 +217,15 @@ class Blanking:
                 return value
             self.kept_alive.append(made)
             return weakref.ref(made)
-        return value if is_installed(value) else self._of_function(value)
+        if isinstance(value, types.FunctionType):
+            return value if is_installed(value) else self._of_function(value)
+        return lru_cache(**value.cache_parameters())(self.stand_in(value.__wrapped__))
 
     def _of_function(self, value: types.FunctionType) -> types.FunctionType:
         cells = tuple(self._of_cell(cell) for cell in value.__closure__ or ())
-        defaults = tuple(map(self.stand_in, value.__defaults__ or ()))
-        named = {name: self.stand_in(one) for name, one in (value.__kwdefaults__ or {}).items()}
-        table = {name: self.stand_in(one) for name, one in vars(value).items()}
+        defaults = tuple(self.stand_in(one, True) for one in value.__defaults__ or ())
+        named = {name: self.stand_in(one, True) for name, one in (value.__kwdefaults__ or {}).items()}
+        table = {name: self.stand_in(one, True) for name, one in vars(value).items()}
         before = (*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         after = (*cells, *defaults, *named.values())
         if all(map(operator.is_, (*before, *vars(value).values()), (*after, *table.values()))):
@@ -181,36 +240,75 @@ class Blanking:
             held = cell.cell_contents
         except ValueError:
             return cell
-        made = self.stand_in(held)
+        made = self.stand_in(held, True)
         return cell if made is held else types.CellType(made)
 
     def _of_object(self, value: Any) -> Any:
         kind = type(value)
         table, slots = attributes_of(value), slots_of(kind)
-        if (
-            not (table or slots)
-            or hides_state(kind)
-            or is_closed(kind.__module__)
-            or callable(getattr(kind, "__next__", None))
-        ):
+        if is_closed(kind.__module__) or (is_unchanging(value) and not isinstance(value, VALUES)):
             return value
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__self__
+            return value if isinstance(owner, (*_PROGRAM, type(None))) else Absent()
+        if not (table or slots) or hides_state(kind):
+            return Absent()
         before = {**table, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
         try:
             made = object.__new__(kind)
         except TypeError:  # a class of Python's own, such as a namespace
             made = copy.copy(value)
         self._made[id(value)] = made
-        for name, one in (found := {name: self.stand_in(one) for name, one in before.items()}).items():
-            object.__setattr__(made, name, one)
-        return value if all(found[name] is one for name, one in before.items()) else made
+        same, whole = not self._copies, isinstance(value, nn.Module)
+        for name, one in before.items():
+            found = self.of_attribute(one, self._settings) if whole else self.stand_in(one, True)
+            object.__setattr__(made, name, found)
+            same = same and found is one
+        return value if same else made
+
+
+def _numbers_behind(value: Any) -> Iterable[None]:
+    """Yield once for every number that `value` leads to, itself included, but by modules and tensors."""
+    waiting: list[Any] = [value]
+    met: dict[int, Any] = {}
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, _NUMBERS) and not isinstance(thing, enum.Enum):
+            yield None
+        elif not isinstance(thing, (nn.Module, Tensor, *_KEPT)) and id(thing) not in met:
+            met[id(thing)] = thing
+            waiting += (one for one, _ in followed(thing))
 
 
 def _blank(number: Any) -> Any:
-    """Return what stands for `number`: not a number, or of whole ones the least."""
-    if isinstance(number, (float, np.floating)):
-        return type(number)("nan")
-    if isinstance(number, (complex, np.complexfloating)):
-        return type(number)(complex("nan"))
-    if isinstance(number, np.integer):
-        return np.iinfo(number.dtype).min
-    return _BLANK_INTEGER
+    """Return what stands for `number`: not a number, or of whole ones the least; nothing where its type has neither."""
+    if isinstance(number, (range, slice)):
+        return Absent()
+    if isinstance(number, np.generic):
+        return _blank_array(np.asarray(number))[()]
+    if isinstance(number, (bool, Integral)):
+        return _BLANK_INTEGER if type(number) is not bool else False
+    for text in ("nan", 0):
+        try:
+            return type(number)(text)
+        except (TypeError, ValueError, ArithmeticError):
+            continue
+    return Absent()
+
+
+def _blank_array(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    made = np.zeros_like(value)
+    if value.dtype.kind in "fc":
+        made.fill(np.nan)
+    elif value.dtype.kind == "i":
+        made.fill(np.iinfo(value.dtype).min)
+    return made
+
+
+def _new_generator(generator: Any) -> Any:
+    """Return a generator of random numbers of the same class, with a seed that everybody knows."""
+    if isinstance(generator, np.random.Generator):
+        return np.random.Generator(type(generator.bit_generator)(0))
+    made = copy.deepcopy(generator)
+    (made.manual_seed if isinstance(made, torch.Generator) else made.seed)(0)
+    return made

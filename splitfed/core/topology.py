@@ -493,6 +493,6 @@ def _check_state(topology: Topology) -> None:
         others = ((f"{s.full(n)!r} of role {s.role!r}", tensor) for s in there for n, tensor in state_of(s.module))
         if found := find_foreign(segment.module, others):
             raise InvalidInput(
-                f"segment {segment.name!r} at role {segment.role!r} leads to {found[1]} by {found[0]}: no party may "
-                "hold another's weights; leave that out of the module"
+                f"segment {segment.name!r} at role {segment.role!r} leads to {found.described} by {found.label}: no "
+                f"party may hold another's weights; {found.advice}"
             )

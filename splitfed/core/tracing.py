@@ -344,7 +344,7 @@ def _check_foreign(model: nn.Module, pieces: Sequence[nn.Module]) -> None:
         others = (named for other in pieces for named in state_of(other) if named[0] not in own)
         if found := find_foreign(piece, others):
             raise NotTraceable(
-                f"{type(model).__name__} cannot be traced: {found[0]} leads to {found[1]!r}, which another party "
+                f"{type(model).__name__} cannot be traced: {found.label} leads to {found.name!r}, which another party "
                 "holds; do in forward what it does, or pass segments by hand (splitfed.Segment)"
             )
 

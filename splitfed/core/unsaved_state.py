@@ -42,8 +42,8 @@ _THERE = "there"
 """What is saved of an object whose class is not among those: it goes into the one that a new model has in its place."""
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
 UNKEPT = (
-    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays with memory of their own, or "
-    "lists, tuples, dicts and sets of these"
+    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays of numbers with memory of their "
+    "own, or lists, tuples and dicts of these (sets of numbers or texts alone)"
 )
 
 

@@ -171,6 +171,29 @@ class Taught(Consolidated):
 @pytest.mark.parametrize("kind", [Consolidated, Taught])
 def test_a_copy_of_another_partys_weights_is_refused(kind: type[nn.Module]) -> None:
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(InvalidInput, match=r"leads to '?a\.(weight|bias)'?"):
+    with pytest.raises(InvalidInput, match=r"leads to (a copy of )?'?a\.(weight|bias)'?"):
         vanilla(kind(), "a", example=x)
     vanilla(ConsolidatedThere(), "a", example=x)
+
+
+class Distilled(nn.Module):
+    """Learns from a frozen copy of itself as it was, which it keeps in a list or as a submodule."""
+
+    def __init__(self, registered: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        teacher = copy.deepcopy(nn.Sequential(self.a, nn.ReLU(), self.b)).requires_grad_(False)
+        self.teacher: Any = teacher if registered else [teacher]
+
+    def forward(self, x: Tensor) -> Any:
+        taught = (self.teacher if isinstance(self.teacher, nn.Module) else self.teacher[0])(x)
+        h = nn.functional.dropout(torch.relu(self.a(x) + taught.mean(1, keepdim=True)), 0.0, training=self.training)
+        return self.b(h)
+
+
+def test_a_frozen_copy_in_a_list_is_refused_as_what_it_is_and_as_a_submodule_it_is_cut() -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    told = r"'client' leads to a copy of 'b\.(weight|bias)' of role 'server' by 'teacher' .* as a frozen submodule"
+    with pytest.raises(InvalidInput, match=told):
+        vanilla(Distilled(registered=False), "before:b", example=x)
+    vanilla(Distilled(registered=True), "before:b", example=x)

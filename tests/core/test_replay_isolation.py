@@ -149,7 +149,9 @@ def test_a_weight_that_is_left_in_a_copy_is_found(monkeypatch: pytest.MonkeyPatc
     model = replayed_net()
     stem = model.get_parameter("stem.1.weight").detach().clone()
     monkeypatch.setattr(replay, "leave_out", leaves_one)
-    with pytest.raises(InvalidInput, match=r"'top' at role 'server' leads to 'stem\.1\.weight' of role 'client'"):
+    with pytest.raises(
+        InvalidInput, match=r"'top' at role 'server' leads to a copy of 'stem\.1\.weight' of role 'client'"
+    ):
         replayed_topology("vanilla", model)
 
 

@@ -6,13 +6,17 @@ Whatever keeps the numbers: tensors, arrays, containers, objects, functions and 
 from __future__ import annotations
 
 import array
+import random
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache, partial
+from numbers import Number
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,7 +31,7 @@ from splitfed.core.party import Party
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Topology
 from splitfed.planning.held_rows import arrays_of, lines_held
-from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
+from splitfed.topologies import extended_vanilla, local, multi_hop, multi_task, u_shaped, vanilla, vertical
 from tests.core.test_isolation import trained_on_digits
 from tests.object_graph import reachable
 
@@ -44,12 +48,57 @@ class Frozen:
     def scale(self, h: Tensor) -> Tensor:
         return h * torch.as_tensor(self.table, dtype=torch.float32)
 
+    def first(self, count: int) -> Any:
+        return self.table[:count]
+
 
 class Slotted:
     __slots__ = ("table",)
 
     def __init__(self, table: Any) -> None:
         self.table = table
+
+
+class Slope(NamedTuple):
+    by: float
+    inner: Any = ()
+
+
+class Named(list[float]):
+    """A list with an attribute."""
+
+
+class Averaged:
+    """Keeps a module that is no submodule of the model, as a moving average of weights does."""
+
+    def __init__(self) -> None:
+        self.shadow = teacher()
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self.shadow(h)  # type: ignore[no-any-return]
+
+
+def teacher() -> nn.Module:
+    made = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)).eval()
+    for weight in made.parameters():
+        weight.data.copy_(torch.tensor(NUMBERS).expand_as(weight))
+        weight.requires_grad_(False)
+    return made
+
+
+def nested(depth: int) -> tuple[Any, ...]:
+    return tuple(nested(depth - 1) if depth else NUMBERS[i] for i in range(4))
+
+
+def named_list() -> Named:
+    made = Named()
+    made.table = list(NUMBERS)  # type: ignore[attr-defined]
+    return made
+
+
+def itself() -> list[Any]:
+    made: list[Any] = list(NUMBERS)
+    return [*made, made.append(made)]
 
 
 class Array(np.ndarray[Any, Any]):
@@ -94,6 +143,21 @@ PARTS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor]]] = {
     "partial": (lambda: partial(scale, table=tensor()), lambda h, kept: kept(h)),
     "bound method": (lambda: Frozen(list(NUMBERS)).scale, lambda h, kept: kept(h)),
     "weak reference": (lambda: weakref.ref(KEPT), lambda h, kept: scale(h, np.asarray(kept()))),
+    "keys": (lambda: dict.fromkeys(NUMBERS, "a"), lambda h, kept: scale(h, list(kept))),
+    "keys in tuples": (lambda: {(0, one): "a" for one in NUMBERS}, lambda h, kept: scale(h, [b for _, b in kept])),
+    "set": (lambda: set(NUMBERS), lambda h, kept: scale(h, sorted(kept))),
+    "fractions": (lambda: [Fraction(one) for one in NUMBERS], lambda h, kept: scale(h, list(map(float, kept)))),
+    "keys that are fractions": (lambda: {Fraction(one): 0 for one in NUMBERS}, lambda h, kept: h * len(kept)),
+    "decimals": (lambda: [Decimal(one) for one in NUMBERS], lambda h, kept: scale(h, list(map(float, kept)))),
+    "short tuple": (lambda: tuple(NUMBERS[:3]), lambda h, kept: h * kept[1]),
+    "nested tuples": (lambda: nested(2), lambda h, kept: h * kept[1][2][3]),
+    "named tuples": (lambda: Slope(NUMBERS[0], Slope(NUMBERS[1])), lambda h, kept: h * kept.by * kept.inner.by),
+    "objects of one number": (lambda: [Frozen(one) for one in NUMBERS], lambda h, kept: kept[1].scale(h)),
+    "attribute of a list": (named_list, lambda h, kept: scale(h, kept.table)),
+    "list that holds itself": (itself, lambda h, kept: scale(h, kept[:WIDTH])),
+    "cached method": (lambda: lru_cache(Frozen(list(NUMBERS)).first), lambda h, kept: scale(h, kept(WIDTH))),
+    "module in a list": (lambda: [teacher()], lambda h, kept: h + kept[0](h)),
+    "module in an object": (Averaged, lambda h, kept: h + kept(h)),
 }
 
 
@@ -140,11 +204,11 @@ def holds_numbers(party: Party | nn.Module) -> bool:
     wanted = np.array(NUMBERS)
     for thing in reachable(party):
         found: Any = ()
-        if isinstance(thing, Tensor) and not thing.is_meta and thing.is_floating_point():
+        if isinstance(thing, Number) and not isinstance(thing, complex):
+            found = np.asarray(float(thing))  # type: ignore[arg-type]
+        elif isinstance(thing, Tensor) and not thing.is_meta and thing.is_floating_point():
             found = thing.detach().numpy()
-        elif (
-            isinstance(thing, (float, np.ndarray, array.array)) and not getattr(thing, "dtype", wanted.dtype).hasobject
-        ):
+        elif isinstance(thing, (np.ndarray, array.array)) and not getattr(thing, "dtype", wanted.dtype).hasobject:
             found = np.asarray(thing)
         elif isinstance(thing, (bytes, bytearray)) and len(thing) % 8 == 0:
             found = np.frombuffer(thing)
@@ -194,12 +258,54 @@ def test_by_trace_no_party_holds_what_another_one_reads(shape: str, name: str) -
     check_segments(make(shape, name, 0, replayed=False), "client")
 
 
-def test_pieces_of_a_cut_model_keep_to_themselves_in_a_vertical_topology() -> None:
-    first, second = cut(Reading("array", 0), ("before:second",), EXAMPLE)
-    right = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH))
-    top = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), second.module)
-    assert not holds_numbers(second.module)
-    check_segments(vertical({"left": first.module, "right": right}, top, labels="right"), "left")
+def of_pieces(shape: str, name: str, place: int) -> Topology:
+    """Return a topology of several feature parties, of which one and those behind it run the pieces of a cut model."""
+    hop = shape == "extended_vanilla"
+    pieces = cut(Reading(name, place), ("before:second", "before:head")[: 1 + hop], EXAMPLE)
+    assert all(isinstance(piece.module, ReplayedSegment) for piece in pieces)
+    first, second, *rest = (piece.module for piece in pieces)
+    bottoms = {"left": first, "right": nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH))}
+    behind = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), second)
+    if hop:
+        return extended_vanilla(bottoms, behind, rest[0], labels="right")
+    if shape == "multi_task":
+        other = nn.Linear(2 * WIDTH, 4)
+        return multi_task(bottoms, {"server": behind, "other": other}, targets={"server": None, "other": "b"})
+    return vertical(bottoms, behind, labels="right")
+
+
+@pytest.mark.parametrize("shape", ["vertical", "extended_vanilla", "multi_task"])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("name", ["tensor", "array", "nested tuples", "module in a list"])
+def test_pieces_of_a_cut_model_keep_to_themselves_beside_several_feature_parties(
+    shape: str, name: str, place: int
+) -> None:
+    behind = "relay" if shape == "extended_vanilla" else "server"
+    check_segments(of_pieces(shape, name, place), ("left", behind)[place])
+
+
+class HungOn(nn.Module):
+    """Reads, before the cut, a tensor that is an attribute of a weight."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.reads = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10), reads
+        self.first.bias.mean = tensor()  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        if self.reads:
+            h = h + self.first.bias.mean  # type: ignore[operator, union-attr]
+        return self.second(functional.dropout(h, 0.0, training=self.training))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_hangs_on_a_weight_is_with_who_holds_the_weight(reads: bool) -> None:
+    topology = vanilla(HungOn(reads), "before:second", example=EXAMPLE)
+    check_segments(topology, "client")
+    assert lines_held(topology) == ["client holds the array 'bias.mean' of 'first' (8,)"]
+    engine = trained_on_digits(topology)
+    assert {party.state.role for party in engine.parties.values() if holds_numbers(party)} == {"client"}
 
 
 class Sharing(Reading):
@@ -299,3 +405,74 @@ def test_attributes_of_a_parametrized_submodule_stay_with_its_party(wrap: Callab
     topology = vanilla(net, "before:second", example=EXAMPLE)
     assert lines_held(topology) == []
     assert not any(holds_numbers(segment.module) for segment in topology.segments)
+
+
+class Drawing(nn.Module):
+    """Looks up a generator before the cut, and keeps under two names what it reads there."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.generator, self.draws = generator, False
+        self.one = self.other = list(NUMBERS)
+        self.unread = tuple((one,) for one in NUMBERS)
+        self.first, self.second = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = self.generator
+        h = scale(scale(self.first(x.flatten(1)), self.one), self.other)
+        if self.training and self.draws:
+            h = h * torch.as_tensor(generator.random())
+        return self.second(functional.dropout(h, 0.0, training=self.training))  # type: ignore[no-any-return]
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch": (lambda: torch.Generator().manual_seed(1234), torch.Generator.initial_seed),
+    "numpy": (lambda: np.random.default_rng(1234), lambda one: one.bit_generator.state["state"]["inc"]),
+    "python": (lambda: random.Random(1234), lambda one: one.getstate()[1][1]),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_seed_of_a_generator_that_another_party_reads_is_not_held(name: str) -> None:
+    make, seed_of = GENERATORS[name]
+    topology = vanilla(Drawing(make()), "before:second", example=EXAMPLE)
+    held = {
+        segment.role: {seed_of(one) for one in reachable(segment.module) if type(one) is type(make())}
+        for segment in topology.segments
+    }
+    assert seed_of(make()) in held["client"]
+    assert seed_of(make()) not in held["server"]
+    check_segments(topology, "client")
+
+
+class Steered(nn.Module):
+    """Reads, before the cut, settings that its operations go by, beside numbers that they do not."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+        self.first, self.second = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = scale(self.first(x.flatten(1)), self.settings.table)
+        for _ in range(self.settings.layers):
+            h = functional.dropout(h, self.settings.rate, training=self.training)
+        return self.second(h)  # type: ignore[no-any-return]
+
+
+def test_settings_that_steer_a_party_stay_where_the_numbers_beside_them_do_not() -> None:
+    settings = types.SimpleNamespace(layers=2, rate=0.0, table=list(NUMBERS))
+    check_segments(vanilla(Steered(settings), "before:second", example=EXAMPLE), "client")
+
+
+def test_a_list_that_says_which_operations_run_is_held_by_all_whose_pass_goes_by_it() -> None:
+    class Layers(list[Any]):
+        @property
+        def layers(self) -> int:
+            return len([one for one in self if one > 1])
+
+        rate, table = 0.0, 1.0
+
+    topology = vanilla(Steered(Layers([*NUMBERS, 0.5])), "before:second", example=EXAMPLE)
+    assert all(holds_numbers(segment.module) for segment in topology.segments)
+    assert "client and server hold the array 'settings' of the model (9,)" in lines_held(topology)

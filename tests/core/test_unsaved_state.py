@@ -336,6 +336,44 @@ def test_state_that_a_checkpoint_cannot_hold_is_refused_before_training(
     assert "which a checkpoint cannot hold; keep what changes in buffers" in str(caught.value)
 
 
+def counting(m: Any) -> None:
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return steps
+
+    m.count = count
+
+
+@pytest.mark.parametrize(
+    ("start", "keep", "text"),
+    [
+        (
+            with_(seen=set),
+            lambda m, h: m.seen.add(h.detach().mean()) or h * len(m.seen),
+            r"attribute 'seen' .* a checkpoint cannot hold; .*\(sets of numbers or texts alone\)",
+        ),
+        (
+            with_(seen=lambda: np.array([1.0, None], dtype=object)),
+            lambda m, h: m.seen.__setitem__(0, m.seen[0] + 1) or h * m.seen[0],
+            "attribute 'seen' .* a checkpoint cannot hold; .* arrays of numbers with memory of their own",
+        ),
+        (
+            counting,
+            lambda m, h: h / m.count(),
+            "variable 'steps' of function 'count' .*; all copies of the segment share that: keep what changes in",
+        ),
+    ],
+)
+def test_the_line_on_what_cannot_be_kept_names_it_and_recommends_no_such_thing(
+    start: Callable[[Any], None], keep: Callable[[Any, Tensor], Tensor], text: str
+) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        check_topology(by_hand(Keeping(start, keep)), {"x": torch.randn(8, 8)})
+
+
 LATE = 11
 """Begins in the second round, behind the batches of the comparison before training, before the checkpoint."""
 
