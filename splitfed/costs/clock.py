@@ -13,8 +13,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.topology import Topology, member
-from splitfed.costs.events import ReplicaWork, simulate
-from splitfed.costs.machine_queues import MachineQueues
+from splitfed.costs.events import MachineQueues, ReplicaWork, simulate
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
-from splitfed.data.partitions.by_domain import by_domain as partition_by_domain
-from splitfed.data.partitions.dirichlet import dirichlet as partition_dirichlet
-from splitfed.data.partitions.iid import iid
-from splitfed.data.partitions.pathological import pathological
-from splitfed.data.partitions.uneven_classes import uneven_classes
-from splitfed.data.stratified import take
+from splitfed.data.partitions import (
+    by_domain as partition_by_domain,
+    dirichlet as partition_dirichlet,
+    iid,
+    pathological,
+    uneven_classes,
+)
 
 
 class RowsToSplit(NamedTuple):
@@ -208,3 +209,33 @@ def _partition(
     if spread == 0 and rows is None:
         return pathological(labels[order], count, classes, random)
     return uneven_classes(labels[order], count, classes, spread, rows, random)
+
+
+def take(order: Tensor, count: int, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return `count` rows of `order` and the others, both in the order given.
+
+    order: (n,) int64 row numbers, shuffled. labels: (rows,) int64 classes by row number; the number from each class is
+    its share by the method of largest remainders (ties to the lower class). Without labels the first rows are taken.
+    """
+    if labels is None:
+        return order[:count], order[count:]
+    _, classes, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
+    quota = apportion(count, sizes.tolist())
+    taken = torch.zeros(len(order), dtype=torch.bool)
+    for c, share in enumerate(quota):
+        taken[(classes == c).nonzero().flatten()[:share]] = True
+    return order[taken], order[~taken]
+
+
+def apportion(count: int, sizes: list[int]) -> list[int]:
+    """Return `count` divided in proportion to `sizes`, by largest remainders: sums to `count`, none above its size.
+
+    >>> apportion(5, [50, 30, 20])
+    [3, 1, 1]
+    """
+    total = sum(sizes)
+    quota = [count * size // total for size in sizes]
+    remainder = [count * size % total for size in sizes]
+    for c in sorted(range(len(sizes)), key=lambda c: -remainder[c])[: count - sum(quota)]:
+        quota[c] += 1
+    return quota

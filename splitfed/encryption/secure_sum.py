@@ -54,8 +54,7 @@ from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import SLOTS, EncryptedTensor, decrypt, encrypt, load_ciphertexts, message_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, load_public_context, to_uint8
 from splitfed.encryption.noise import TAIL
-from splitfed.encryption.parameters import PRESETS, CkksParameters
-from splitfed.encryption.sizes import padded_bytes
+from splitfed.encryption.parameters import PRESETS, CkksParameters, padded_bytes
 from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
 
 TOTAL_WEIGHT = 2.0**31

@@ -5,12 +5,13 @@ It runs steps, and moves weights between parties: handed over, averaged by an ag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.aggregation.base import Accumulator
 from splitfed.aggregation.running_mean import RunningMean, shares
@@ -24,7 +25,6 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
-from splitfed.engines.accumulation import TiedGradients, group_batches
 from splitfed.engines.base import FED, Batches, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
@@ -284,3 +284,45 @@ def _distinct(places: Sequence[ClientReplica]) -> Sequence[Party]:
     if len(places) == 1:
         return places[0].members
     return list({id(party): party for place in places for party in place.members}.values())
+
+
+class TiedGradients:
+    """Gradients, by batch, of weights that several segments of one of `parties` share.
+
+    Accumulated over several batches they are bit-identical to repeated backward passes of the uncut model. The `grad`
+    of a weight accumulates by itself; of a shared weight the parts of one batch must be added to each other before they
+    are added to earlier batches, as in the uncut model, because the order of sums determines the last bits.
+    """
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        self._weights = [weight for party in parties for weight in tied_weights(party)]
+        self._sums: list[Tensor | None] = [None] * len(self._weights)
+
+    def add_batch(self) -> None:
+        """Add the gradients of the current batch to those of earlier batches, and remove them from the weights."""
+        for i, weight in enumerate(self._weights):
+            gradient, before = weight.grad, self._sums[i]
+            if gradient is not None:
+                self._sums[i] = gradient if before is None else before.add_(gradient)
+                weight.grad = None
+
+    def put_back(self) -> None:
+        """Set the accumulated sums as the gradients of the weights."""
+        for weight, found in zip(self._weights, self._sums, strict=True):
+            weight.grad = found
+
+
+def tied_weights(party: Party) -> list[nn.Parameter]:
+    """Return the weights of `party` that more than one of its segments uses."""
+    found: dict[int, nn.Parameter] = {}
+    uses: Counter[int] = Counter()
+    for module in party.state.modules.values():
+        own = {id(weight): weight for weight in module.parameters() if weight.requires_grad}
+        found |= own
+        uses.update(own.keys())
+    return [weight for key, weight in found.items() if uses[key] > 1]
+
+
+def group_batches(batches: Sequence[Tensor], accumulate: int) -> list[Sequence[Tensor]]:
+    """Return `batches` in groups of `accumulate`, in order; the last group may be smaller."""
+    return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]

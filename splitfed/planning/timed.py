@@ -10,12 +10,12 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Combine
 from splitfed.core.topology import Topology
 from splitfed.costs.clock import Clock, party_names
-from splitfed.costs.flops import segment_flops
+from splitfed.costs.measure import segment_flops
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape, step_shape
 from splitfed.engines.base import FED, Placement, ReplicaBatches, ReplicaEpochs, Scales, Trainer
-from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.planning.method_clock import MethodClock
+from splitfed.planning.rounds import ForwardingTrainer
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.base import Flow

@@ -12,9 +12,8 @@ import pytest
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import message_bytes
-from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, preset
-from splitfed.encryption.planner import choose_parameters
-from splitfed.encryption.sizes import measure_sizes, stored_sizes
+from splitfed.encryption.parameter_fit import choose_parameters
+from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, measure_sizes, preset, stored_sizes
 from tests.encryption.examples import keys
 
 

@@ -10,8 +10,15 @@ from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Topology, member
 from splitfed.costs import han, sglr, splitfed_paper
-from splitfed.costs.crossover import sizes_of
-from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
+from splitfed.costs.singh import (
+    Sizes,
+    crossover,
+    federated_client,
+    federated_total,
+    sizes_of,
+    split_client,
+    split_total,
+)
 from splitfed.data.dataset import Dataset
 from splitfed.planning.computation import plan_of
 from splitfed.planning.example_passes import facts_with
