@@ -27,7 +27,6 @@ from splitfed.encryption.noise import (
 from splitfed.encryption.parameters import PRESETS, CkksParameters
 from splitfed.encryption.server_program import JoinProgram, ServerProgram, program_of, row_features
 from splitfed.encryption.settings import AUTO, CONSTANT_MASK, Encryption, settings_of
-from splitfed.encryption.weight_shares import ServerShare
 
 
 def programs_of(topology: Topology, facts: TopologyFacts) -> dict[str, ServerProgram | JoinProgram]:
@@ -35,12 +34,7 @@ def programs_of(topology: Topology, facts: TopologyFacts) -> dict[str, ServerPro
     for segment in evaluated(topology):
         if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):
             raise InvalidInput(f"segment {segment.name!r} reads or returns whole numbers; CKKS encrypts real numbers")
-    found = {}
-    for segment in evaluated(topology):
-        # The first input alone: a segment with shares may also read the client's share, which it does not join.
-        given = segment.inputs[:1] if isinstance(segment.module, ServerShare) else segment.inputs
-        found[segment.name] = program_of(segment.name, segment.module, *(facts.shapes[value] for value in given))
-    return found
+    return {s.name: program_of(s.name, s.module, s.inputs, facts.shapes) for s in evaluated(topology)}
 
 
 def parameters_of(topology: Topology) -> CkksParameters:

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from splitfed.core.errors import InvalidInput, check_count, unknown
-from splitfed.encryption.backend import import_seal, import_tenseal, to_bytes
+from splitfed.encryption.backend import import_seal, make_context, to_bytes
 from splitfed.encryption.noise import TAIL, accumulate_noise, rounding_noise
 
 SECURITY_BITS = 128
@@ -138,7 +138,8 @@ class CkksParameters:
 
     @property
     def _sizes(self) -> KeySizes:
-        stored = stored_sizes(self.degree, self.moduli)
+        # Sizes do not depend on the scale.
+        stored = STORED_SIZES.get((self.degree, self.moduli))
         return measure_sizes(self.degree, self.moduli, self.scale_bits) if stored is None else stored
 
     def describe(self) -> str:
@@ -194,7 +195,7 @@ class KeySizes(NamedTuple):
 
 
 # Means over three key pairs and six ciphertexts each; single ciphertexts lie within 1 % of them.
-_MEASURED: Mapping[tuple[int, tuple[int, ...]], KeySizes] = MappingProxyType(
+STORED_SIZES: Mapping[tuple[int, tuple[int, ...]], KeySizes] = MappingProxyType(
     {
         (4096, (54, 55)): KeySizes((61732,), 123482, 123465),
         (4096, (40, 29, 40)): KeySizes((49151, 86387), 134224, 277051),
@@ -213,11 +214,6 @@ _MEASURED: Mapping[tuple[int, tuple[int, ...]], KeySizes] = MappingProxyType(
 )
 
 
-def stored_sizes(degree: int, moduli: tuple[int, ...]) -> KeySizes | None:
-    """Return the stored sizes for these moduli, None for moduli of no preset; sizes do not depend on the scale."""
-    return _MEASURED.get((degree, moduli))
-
-
 def padded_bytes(mean: int) -> int:
     """Return the bytes reserved for a message of `mean` bytes on average, half a per cent more.
 
@@ -229,9 +225,7 @@ def padded_bytes(mean: int) -> int:
 @lru_cache(maxsize=64)
 def measure_sizes(degree: int, moduli: tuple[int, ...], scale_bits: int) -> KeySizes:
     """Return the sizes measured with a temporary key pair, which takes tenths of a second; needs TenSEAL."""
-    tenseal, seal = import_tenseal(), import_seal()
-    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, degree, coeff_mod_bit_sizes=list(moduli), n_threads=1)
-    context.global_scale = 2.0**scale_bits
+    seal, context = import_seal(), make_context(degree, moduli, scale_bits)
     frame = len(context.serialize(False, False, False, False))
     seal_context = context.seal_context().data
     evaluator, ciphertext = seal.Evaluator(seal_context), seal.Ciphertext()
