@@ -28,14 +28,6 @@ class ReplicaWork:
     rows: Sequence[int]
 
 
-def simulate(runs: Mapping[int, ReplicaWork], plant: MachineQueues, start: float, together: bool = False) -> float:
-    """Run all replicas of `runs` on `plant` from time `start`; return the end of the last task, in seconds.
-
-    `together`: backward tasks start after the forward tasks of all replicas.
-    """
-    return _Simulation(runs, plant, start, together).end
-
-
 @dataclass
 class _Open:
     """A step in progress: for each task, how many tasks it still waits for, and its earliest start."""
@@ -45,7 +37,12 @@ class _Open:
     left: int
 
 
-class _Simulation:
+class Simulation:
+    """The replicas `runs`, run on `plant` from time `start`; `end`: that of the last task, in seconds.
+
+    `together`: backward tasks start after the forward tasks of all replicas.
+    """
+
     def __init__(self, runs: Mapping[int, ReplicaWork], plant: MachineQueues, start: float, together: bool) -> None:
         self._runs, self._plant, self._start, self._together = runs, plant, start, together
         self._heap: list[Event] = []

@@ -84,10 +84,9 @@ class LocalEngine(Engine):
     ) -> list[float]:
         """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 
-        `task` multiplies the losses of the heads; at 0 no label is sent.
+        `task` multiplies the losses of the heads; at 0 no label is sent. Every `accumulate` batches have one optimizer
+        step, on the mean of their losses; the last step may have fewer batches.
         """
-        if self.accumulate > 1:
-            return self._train_accumulated(replica, epoch, batches, first, part, task)
         place = self.run_parties.replicas[replica]
         losses = []
         self._participation[replica].add(epoch, batches, part)
@@ -95,14 +94,20 @@ class LocalEngine(Engine):
         counts_as = None if part == "train" else self._participation[replica].newest
         # Only batches of the client's own rows have a random size.
         expected = None if self._expected is None or part != "train" else self._expected[replica]
-        for step, rows in enumerate(batches, first):
-            stamp = place.stamp("train", epoch, step, part)
-            if self._expected is not None and len(rows) == 0:
+        for start in range(0, len(batches), self.accumulate):
+            group = batches[start : start + self.accumulate]
+            # Batches of random size are not accumulated: an empty one is alone.
+            if self._expected is not None and len(group[0]) == 0:
                 for party in place.parties.values():
-                    party.skip(self._expected[replica], stamp)
+                    party.skip(self._expected[replica], place.stamp("train", epoch, first + start, part))
                 continue
-            batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
-            losses.append(_total(place, exchange(place, self.link, batch, stamp)))
+            tied = TiedGradients(place.members if len(group) > 1 else ())
+            for step, rows in enumerate(group, first + start):
+                stamp = place.stamp("train", epoch, step, part)
+                batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
+                losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
+                tied.add_batch()
+            tied.put_back()
             self._update([place])
         return losses
 
@@ -205,28 +210,6 @@ class LocalEngine(Engine):
                 averaged.add(copies[replica].state.contents(), share)
             self.run_parties.shared[role].state.adopt(averaged.value())
 
-    def _train_accumulated(
-        self, replica: int, epoch: int, batches: Sequence[Tensor], first: int, part: str, task: float
-    ) -> list[float]:
-        """Train as `train`, with one step after every `accumulate` batches, on the mean of their losses.
-
-        The last step may have fewer batches; its loss is the mean over these.
-        """
-        place = self.run_parties.replicas[replica]
-        self._participation[replica].add(epoch, batches, part)
-        counts_as = None if part == "train" else self._participation[replica].newest
-        losses: list[float] = []
-        for group in group_batches(batches, self.accumulate):
-            tied = TiedGradients(place.members)
-            for rows in group:
-                stamp = place.stamp("train", epoch, first + len(losses), part)
-                batch = Batch(part, rows, None, counts_as, task)
-                losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
-                tied.add_batch()
-            tied.put_back()
-            self._update([place])
-        return losses
-
     def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows of a step, or the replacement that a detector at one of its parties makes."""
         for party in place.members:
@@ -321,8 +304,3 @@ def tied_weights(party: Party) -> list[nn.Parameter]:
         found |= own
         uses.update(own.keys())
     return [weight for key, weight in found.items() if uses[key] > 1]
-
-
-def group_batches(batches: Sequence[Tensor], accumulate: int) -> list[Sequence[Tensor]]:
-    """Return `batches` in groups of `accumulate`, in order; the last group may be smaller."""
-    return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]

@@ -15,8 +15,7 @@ from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
 from splitfed.planning.counting import CountingTrainer
-from splitfed.planning.simulation import count_rounds
-from splitfed.planning.timed import clock_of
+from splitfed.planning.simulation import clock_of, count_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES
 

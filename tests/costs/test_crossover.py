@@ -15,10 +15,11 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.costs.bytes import epoch_bytes, step_bytes, weight_bytes
+from splitfed.costs.bytes import weight_bytes
 from splitfed.costs.singh import Crossover, Sizes, over_clients, sizes_of, split_total
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.topologies import vanilla
+from tests.predicted_bytes import epoch_bytes, step_bytes
 
 pytestmark = pytest.mark.drawn
 
