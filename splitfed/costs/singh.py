@@ -5,6 +5,9 @@ learning", 2019, table 1 (also table 19.1 of Vepakomma and Raskar's chapter on s
 
 All results are numbers of floats: multiply by four for bytes of float32. Labels, headers and buffers are left out, and
 federated learning averages once an epoch.
+
+Paper of SGLR: Pal, Uniyal, Park, Vepakomma, Raskar, Bennis, Jeon, Choi, "Server-side local gradient averaging and
+learning rate acceleration for scalable split learning", 2021.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from splitfed.core.errors import InvalidInput, check_fields, require_count, require_number
+from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import forward_bytes
@@ -66,6 +69,17 @@ def crossover(s: Sizes, hand_over: bool = True) -> float:
     used.
     """
     return 2 * s.examples * s.cut_width / (2 - (s.client_share if hand_over else 0.0))
+
+
+def common_gradient_total(s: Sizes, common_share: float) -> float:
+    """Return the floats of all clients in an epoch of SGLR: (2 - phi) pq + q, by Pal et al., 2021.
+
+    `common_share` phi in [0, 1]: the fraction of clients that get one common cut gradient. Activations are pq,
+    gradients of the others (1 - phi) pq, and the common one, broadcast, is counted once: q. At phi = 0 the formula
+    still counts the broadcast, which no client receives; used as printed. No weights are sent.
+    """
+    check_number("common_share", common_share, low=0, high=1)
+    return (2 - common_share) * s.examples * s.cut_width + s.cut_width
 
 
 @dataclass(frozen=True)

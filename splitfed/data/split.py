@@ -34,13 +34,6 @@ class RowsToSplit(NamedTuple):
         return self.y if self.y.dim() == 1 and self.y.dtype == torch.int64 else None
 
 
-class SplitRows(NamedTuple):
-    """Row numbers of each part: `sources` as in a `Federation`, and the public training rows of each client."""
-
-    sources: dict[str, Tensor]
-    shown: list[Tensor]
-
-
 def split(
     data: RowsToSplit,
     count: int,
@@ -57,8 +50,10 @@ def split(
     test: float,
     public: float = 0.0,
     seed: int,
-) -> SplitRows:
-    """Return the rows of `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the row numbers of each part, all disjoint, and the public training rows of each of `count` clients.
+
+    Parts are called as in `Federation.sources`. Equal arguments give equal splits.
 
     First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at random,
     in proportion to the classes; victims come first so that they do not depend on the number of auxiliary rows. The
@@ -102,7 +97,7 @@ def split(
         train = parts["train"]
         own = None if labels is None else labels[train]
         shown.append(take(torch.arange(len(train)), min(round(public * len(mine)), len(train)), own)[0])
-    return SplitRows(sources, shown)
+    return sources, shown
 
 
 def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor | None) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ from splitfed.encryption.ciphertexts import SLOTS, EncryptedTensor, decrypt, enc
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, load_public_context, to_uint8
 from splitfed.encryption.noise import TAIL
 from splitfed.encryption.parameters import PRESETS, CkksParameters, padded_bytes
-from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
+from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan, restore
 
 TOTAL_WEIGHT = 2.0**31
 """Largest allowed sum of the weights of all clients."""
@@ -166,14 +166,7 @@ class EncryptedSum(SecureSumPlan):
 
     def decode(self, steps: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean encoded in `steps`, (numbers,) multiples of 2^-bits, with names, shapes, types of `like`."""
-        mean = steps.double() * 2.0**-self.bits
-        tensors = {}
-        for (name, tensor), piece in zip(
-            like.items(), mean.split([tensor.numel() for tensor in like.values()]), strict=True
-        ):
-            found = piece if tensor.is_floating_point() else (piece / WHOLE).round()
-            tensors[name] = found.reshape(tensor.shape).to(tensor.device, tensor.dtype)
-        return tensors
+        return restore(steps.double() * 2.0**-self.bits, like, 1.0, WHOLE)
 
     def _check_noise(self, members: int) -> None:
         """Raise `InvalidInput` for so many clients that the error of decryption could reach half a digit."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.secure_sum.base import Carrier, Flow, Residues, SecureSumPlan
+from splitfed.secure_sum.base import Carrier, Flow, Residues, SecureSumPlan, restore
 from splitfed.secure_sum.keys import SIZE, Setup, as_bytes, as_number, mask, pad, reconstruct, xor_bytes
 from splitfed.secure_sum.member import Member
 
@@ -97,14 +97,7 @@ class SecureSum(SecureSumPlan):
         """Return the mean encoded in `total`, a sum of encoded uploads, with the names, shapes and types of `like`."""
         sums = torch.from_numpy(total.view(np.int64).copy())
         weight = float(sums[-1])
-        pieces = sums[:-1].split([tensor.numel() for tensor in like.values()])
-        tensors = {}
-        for (name, tensor), piece in zip(like.items(), pieces, strict=True):
-            scale = weight * 2.0**self.bits if tensor.is_floating_point() else weight
-            mean = piece.double() / scale
-            mean = mean if tensor.is_floating_point() else mean.round()
-            tensors[name] = mean.reshape(tensor.shape).to(tensor.device, tensor.dtype)
-        return tensors
+        return restore(sums[:-1].double(), like, weight * 2.0**self.bits, weight)
 
 
 class MaskedSummation:
