@@ -17,7 +17,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset, Federation
-from splitfed.data.partitions.dirichlet import dirichlet
+from splitfed.data.partitions import dirichlet
 from splitfed.data.rotation import ANGLES
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, Aggregation, FedAKT, FedProto, Method

@@ -13,8 +13,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.topology import Topology, member
-from splitfed.costs.events import ReplicaWork, simulate
-from splitfed.costs.machine_queues import MachineQueues
+from splitfed.costs.events import MachineQueues, ReplicaWork, Simulation
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape
 
@@ -99,7 +98,7 @@ class Clock:
     def _simulate(self, batches: Mapping[int, Sequence[int]], together: bool) -> None:
         runs = {replica: self._run(replica, rows) for replica, rows in batches.items()}
         self.barrier()
-        self._floor = simulate(runs, self._plant, self._floor, together)
+        self._floor = Simulation(runs, self._plant, self._floor, together).end
         self._plant.release()
 
     def _run(self, replica: int, rows: Sequence[int]) -> ReplicaWork:

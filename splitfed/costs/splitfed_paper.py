@@ -33,7 +33,7 @@ class Times:
 
 def communication_client(method: str, s: Sizes) -> float:
     """Return the floats of one client: 2N for federated learning, (2p/K) q + 2aN for the three others."""
-    _check(method)
+    check_names("method", METHODS, method)
     if method == "federated":
         return federated_client(s)
     return 2 * s.examples / s.clients * s.cut_width + 2 * s.client_share * s.parameters
@@ -50,11 +50,6 @@ def epoch_time(method: str, s: Sizes, t: Times) -> float:
     Federated: T + 2N/R + T_avg. Split: T + 2pq/R + 2aNK/R, one client after another. SplitFed: T + 2pq/(KR) + 2aN/R and
     T_avg for version 1, half of it for version 2. T is given, the same for all: it excludes waiting for turns.
     """
-    _check(method)
     sent = communication_total(method, s) if method == "split" else communication_client(method, s)
     average = {"split": 0.0, "splitfed_v2": t.average / 2}.get(method, t.average)
     return t.train + sent / t.rate + average
-
-
-def _check(method: str) -> None:
-    check_names("method", METHODS, method)

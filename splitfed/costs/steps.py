@@ -16,7 +16,7 @@ from splitfed.core.grouping import group_pairs
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import value_bytes
-from splitfed.costs.flops import SegmentCost
+from splitfed.costs.measure import SegmentCost
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,21 @@ from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.core.rows import RowSource as RowSource
-    from splitfed.data.alignment.align import align as align
+    from splitfed.data.alignment.align import Alignment as Alignment, align as align
     from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash, new_secret as new_secret
     from splitfed.data.alignment.keys import in_clear as in_clear
     from splitfed.data.alignment.private_intersection import private_intersection as private_intersection
-    from splitfed.data.alignment.report import Alignment as Alignment
     from splitfed.data.alignment.table import Table as Table
     from splitfed.data.batch_order import batches as batches
-    from splitfed.data.dataset import ClientData as ClientData, Dataset as Dataset, Federation as Federation
+    from splitfed.data.dataset import (
+        ClientData as ClientData,
+        Dataset as Dataset,
+        Federation as Federation,
+        LabelSet as LabelSet,
+    )
     from splitfed.data.features import Feature as Feature, feed as feed
     from splitfed.data.from_python import from_arrays as from_arrays, from_torch as from_torch
     from splitfed.data.item_rows import PadSequences as PadSequences
-    from splitfed.data.labels import LabelSet as LabelSet
     from splitfed.data.sequences import from_sequences as from_sequences
     from splitfed.data.sources.beats import beats as beats, mean_beats as mean_beats
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer

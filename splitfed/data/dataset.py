@@ -1,4 +1,4 @@
-"""Data sets, which are rows in memory or read by index, with labels and a task; and federations, which divide them."""
+"""Data sets: rows in memory or read by index, with label sets, tasks and features; and federations that divide them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from splitfed.core.rows import (
     row_numbers,
     type_name,
 )
+from splitfed.core.task_checks import has_own_loss
 from splitfed.core.tasks import Task
 from splitfed.data.conversion import check_dense
 from splitfed.data.features import Feature, check_features
-from splitfed.data.labels import LabelSet, check_labels
 from splitfed.data.mixup import MixedRows
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import RowsToSplit, split
@@ -89,11 +89,21 @@ class Dataset:
         given = source if x is None else x
         if given is None or y is None or task is None:
             raise InvalidInput(f"{name}: a Dataset needs x, y and task")
-        fields = {"name": name, "y": y, "task": task, "value_range": value_range, "domains": domains, "groups": groups}
-        more = {"features": dict(features or {}), "targets": dict(targets or {}), "columns": tuple(columns)}
-        more["label_holder"] = label_holder
-        more["categories"] = {column: tuple(values) for column, values in (categories or {}).items()}
-        for key, value in {**fields, **more}.items():
+        values_of = {column: tuple(values) for column, values in (categories or {}).items()}
+        fields = {
+            "name": name,
+            "y": y,
+            "task": task,
+            "value_range": value_range,
+            "domains": domains,
+            "groups": groups,
+            "features": dict(features or {}),
+            "targets": dict(targets or {}),
+            "columns": tuple(columns),
+            "categories": values_of,
+            "label_holder": label_holder,
+        }
+        for key, value in fields.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "source", self._checked(given))
         check_labels(name, y, len(self), task)
@@ -343,18 +353,10 @@ class ClientData:
     shown: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        found = self.shown
-        if found.dtype != torch.int64 or found.dim() != 1 or found.device.type != "cpu":
-            raise InvalidInput(
-                f"{self.name} shows rows of shape {tuple(found.shape)} and type "
-                f"{str(found.dtype).removeprefix('torch.')} on {found.device}; expected (rows,), int64, on cpu"
-            )
-        outside = found[(found < 0) | (found >= len(self.train))].tolist()
-        if outside or len(found.unique()) < len(found):
-            told = f"row {outside[0]}" if outside else "a row twice"
-            raise InvalidInput(
-                f"{self.name} shows {told}; expected training rows, 0 to {len(self.train) - 1}, each once"
-            )
+        shown = row_numbers(f"{self.name}: shown", self.shown, len(self.train))
+        if len(shown.unique()) < len(shown):
+            raise InvalidInput(f"{self.name}: shown has a row twice; expected training rows, each once")
+        object.__setattr__(self, "shown", shown)
 
     @property
     def public(self) -> Dataset:
@@ -395,10 +397,8 @@ class Federation:
         return len(self.clients)
 
     def __repr__(self) -> str:
-        return (
-            f"Federation({self.name!r}, {len(self)} clients, {len(self.auxiliary)} auxiliary, "
-            f"{len(self.victims)} victims)"
-        )
+        rows = f"{len(self.auxiliary)} auxiliary, {len(self.victims)} victims"
+        return f"Federation({self.name!r}, {len(self)} clients, {rows})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -424,9 +424,7 @@ class Federation:
 def _check_kind(name: str, x: Tensor | RowSource) -> None:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
-            raise InvalidInput(
-                f"{name}: x is on {x.device}; expected cpu; batches are moved to a device when they are used"
-            )
+            raise InvalidInput(f"{name}: x is on {x.device}; expected cpu; batches are moved to a device when used")
         check_dense(f"{name}: x", x)
         good, shape = x.dim() > 1 and x.numel() > 0, tuple(x.shape)
     else:
@@ -450,25 +448,51 @@ def _check_range(name: str, rows: RowSource, value_range: tuple[float, float]) -
     start = 0
     for few in blocks(rows) if rows.resident else ():
         if (bad := first_bad((few >= low) & (few <= high))) is not None:
-            raise InvalidInput(
-                f"{name}: x leaves its value range [{low:g}, {high:g}] in row {start + bad}, counted from 0"
-            )
+            where = f"in row {start + bad}, counted from 0"
+            raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] {where}")
         start += len(few)
 
 
 def _check_disjoint(sources: Mapping[str, Tensor]) -> None:
     for part, given in sources.items():
         if given.dtype != torch.int64 or given.dim() != 1:
-            kind = str(given.dtype).removeprefix("torch.")
             raise InvalidInput(
-                f"sources[{part!r}] has shape {tuple(given.shape)} and type {kind}; expected (rows,) and int64"
+                f"sources[{part!r}] has shape {tuple(given.shape)} and type {type_name(given.dtype)}; expected (rows,) "
+                "and int64"
             )
     rows = torch.cat([torch.zeros(0, dtype=torch.int64), *sources.values()])
-    if len(torch.unique(rows)) == len(rows):
-        return
-    owner: dict[int, str] = {}
-    for part, indices in sources.items():
-        for row in indices.tolist():
-            if row in owner:
-                raise InvalidInput(f"row {row} is in {owner[row]} and in {part}; expected disjoint parts")
-            owner[row] = part
+    values, counts = rows.unique(return_counts=True)
+    for row in values[counts > 1].tolist():
+        first, second, *_ = [part for part, given in sources.items() for _ in (given == row).nonzero()]
+        raise InvalidInput(f"row {row} is in {first} and in {second}; expected disjoint parts")
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSet:
+    """A label set with its task; y: (n,) int64 classes, or (n,) or (n, targets) float32."""
+
+    y: Tensor
+    task: Task
+
+
+def check_labels(name: str, y: Tensor, rows: int, task: Task) -> None:
+    """Raise `InvalidInput`, which `name` begins, unless y has a label a row, of a type and shape that `task` takes."""
+    if y.device.type != "cpu":
+        raise InvalidInput(f"{name}: y is on {y.device}; expected cpu, like x")
+    check_dense(f"{name}: y", y)
+    if y.dim() == 0 or len(y) != rows:
+        raise InvalidInput(f"{name}: x has {rows} rows and y has shape {tuple(y.shape)}; expected a label a row")
+    kinds = [torch.int64] if task.name in ("classification", "binary") else [torch.int64, torch.float32]
+    if y.dtype not in kinds:
+        given, *allowed = (str(kind).removeprefix("torch.") for kind in (y.dtype, *kinds))
+        raise InvalidInput(f"{name}: y has type {given}; expected {' or '.join(allowed)} for {task.name}")
+    width = math.prod(y.shape[1:])
+    if task.name == "regression" and task.outputs not in (None, width) and not has_own_loss(task):
+        raise InvalidInput(
+            f"{name}: y has shape {tuple(y.shape)}, {width} targets a row, and the task outputs={task.outputs}; "
+            f"expected as many: regression({width}), or y of shape ({rows}, {task.outputs})"
+        )
+    try:
+        task.check(y)
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from None

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
-from splitfed.data.partitions.by_domain import by_domain as partition_by_domain
-from splitfed.data.partitions.dirichlet import dirichlet as partition_dirichlet
-from splitfed.data.partitions.iid import iid
-from splitfed.data.partitions.pathological import pathological
-from splitfed.data.partitions.uneven_classes import uneven_classes
-from splitfed.data.stratified import take
+from splitfed.data.partitions import (
+    by_domain as partition_by_domain,
+    dirichlet as partition_dirichlet,
+    iid,
+    pathological,
+    uneven_classes,
+)
 
 
 class RowsToSplit(NamedTuple):
@@ -33,13 +34,6 @@ class RowsToSplit(NamedTuple):
         return self.y if self.y.dim() == 1 and self.y.dtype == torch.int64 else None
 
 
-class SplitRows(NamedTuple):
-    """Row numbers of each part: `sources` as in a `Federation`, and the public training rows of each client."""
-
-    sources: dict[str, Tensor]
-    shown: list[Tensor]
-
-
 def split(
     data: RowsToSplit,
     count: int,
@@ -56,8 +50,10 @@ def split(
     test: float,
     public: float = 0.0,
     seed: int,
-) -> SplitRows:
-    """Return the rows of `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the row numbers of each part, all disjoint, and the public training rows of each of `count` clients.
+
+    Parts are called as in `Federation.sources`. Equal arguments give equal splits.
 
     First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at random,
     in proportion to the classes; victims come first so that they do not depend on the number of auxiliary rows. The
@@ -101,7 +97,7 @@ def split(
         train = parts["train"]
         own = None if labels is None else labels[train]
         shown.append(take(torch.arange(len(train)), min(round(public * len(mine)), len(train)), own)[0])
-    return SplitRows(sources, shown)
+    return sources, shown
 
 
 def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor | None) -> dict[str, Tensor]:
@@ -208,3 +204,33 @@ def _partition(
     if spread == 0 and rows is None:
         return pathological(labels[order], count, classes, random)
     return uneven_classes(labels[order], count, classes, spread, rows, random)
+
+
+def take(order: Tensor, count: int, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return `count` rows of `order` and the others, both in the order given.
+
+    order: (n,) int64 row numbers, shuffled. labels: (rows,) int64 classes by row number; the number from each class is
+    its share by the method of largest remainders (ties to the lower class). Without labels the first rows are taken.
+    """
+    if labels is None:
+        return order[:count], order[count:]
+    _, classes, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
+    quota = apportion(count, sizes.tolist())
+    taken = torch.zeros(len(order), dtype=torch.bool)
+    for c, share in enumerate(quota):
+        taken[(classes == c).nonzero().flatten()[:share]] = True
+    return order[taken], order[~taken]
+
+
+def apportion(count: int, sizes: list[int]) -> list[int]:
+    """Return `count` divided in proportion to `sizes`, by largest remainders: sums to `count`, none above its size.
+
+    >>> apportion(5, [50, 30, 20])
+    [3, 1, 1]
+    """
+    total = sum(sizes)
+    quota = [count * size // total for size in sizes]
+    remainder = [count * size % total for size in sizes]
+    for c in sorted(range(len(sizes)), key=lambda c: -remainder[c])[: count - sum(quota)]:
+        quota[c] += 1
+    return quota

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         load_ciphertexts as load_ciphertexts,
         message_bytes as message_bytes,
     )
-    from splitfed.encryption.convolution import convolution as convolution
     from splitfed.encryption.key_search import (
         find_secret_key_files as find_secret_key_files,
         find_secret_keys as find_secret_keys,
@@ -30,9 +29,13 @@ if TYPE_CHECKING:
         load_public_context as load_public_context,
         make_keys as make_keys,
     )
-    from splitfed.encryption.linear import linear as linear, linear_encrypted as linear_encrypted
+    from splitfed.encryption.linear import (
+        convolution as convolution,
+        linear as linear,
+        linear_encrypted as linear_encrypted,
+    )
+    from splitfed.encryption.parameter_fit import choose_parameters as choose_parameters
     from splitfed.encryption.parameters import PRESETS as PRESETS, CkksParameters as CkksParameters, preset as preset
-    from splitfed.encryption.planner import choose_parameters as choose_parameters
     from splitfed.encryption.secure_sum import EncryptedSum as EncryptedSum
     from splitfed.encryption.stages import Square as Square
     from splitfed.encryption.weight_shares import merge_weight_shares as merge_weight_shares

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ def import_tenseal() -> Any:
 def import_seal() -> Any:
     """Return `tenseal.sealapi`; raise `InvalidInput` naming the package where it is not installed."""
     return import_tenseal().sealapi
+
+
+def make_context(degree: int, moduli: Sequence[int], scale_bits: int) -> Any:
+    """Return a new context of TenSEAL under CKKS with a fresh key pair, from the operating system's randomness."""
+    tenseal = import_tenseal()
+    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, degree, coeff_mod_bit_sizes=list(moduli), n_threads=1)
+    context.global_scale = 2.0**scale_bits
+    return context
 
 
 @contextmanager

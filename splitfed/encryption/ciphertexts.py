@@ -33,8 +33,7 @@ from splitfed.core.errors import InvalidInput, check_kind, check_number, unknown
 from splitfed.encryption.backend import FAILURES, from_bytes, import_seal, to_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, to_uint8
 from splitfed.encryption.noise import TAIL
-from splitfed.encryption.parameters import CkksParameters
-from splitfed.encryption.sizes import padded_bytes
+from splitfed.encryption.parameters import CkksParameters, padded_bytes
 
 BATCH, ROWS, ROW_RESULTS, CONSTANTS, SLOTS = LAYOUTS = ("batch", "rows", "row results", "constants", "slots")
 

@@ -23,7 +23,6 @@ from splitfed.encryption.keys import PublicContext, load_public_context
 from splitfed.encryption.linear import linear
 from splitfed.encryption.server_program import CiphertextArithmetic, ForwardPass, JoinProgram, ServerProgram, program_of
 from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, Encryption
-from splitfed.encryption.weight_shares import ServerShare
 
 MASK = 1.0
 """Number that the protocol "constant_mask" adds to every weight, known to the server, as published."""
@@ -165,16 +164,8 @@ class EvaluatingParty(Party):
         versions = tuple(weight._version for weight in module.parameters())
         known = self._programs.get(segment)
         if known is None or known[0] != versions:
-            known = self._programs[segment] = versions, _read_program(plan, module, self._shapes)
+            known = self._programs[segment] = versions, program_of(segment, module, plan.inputs, self._shapes)
         return known[1]
-
-
-def _read_program(
-    plan: SegmentPlan, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]
-) -> ServerProgram | JoinProgram:
-    # The first input alone: a segment with shares may also read the client's share, which it does not join.
-    given = plan.inputs[:1] if isinstance(module, ServerShare) else plan.inputs
-    return program_of(plan.segment, module, *(shapes[name] for name in given))
 
 
 def _gather(found: dict[str, EncryptedTensor], more: Mapping[str, EncryptedTensor]) -> None:

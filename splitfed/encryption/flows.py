@@ -15,9 +15,9 @@ from splitfed.core.topology import Edge, Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import value_bytes
 from splitfed.encryption.ciphertext_counts import CiphertextCounter, CiphertextOperation, CiphertextShape
-from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
+from splitfed.encryption.ciphertexts import BATCH, ROWS
 from splitfed.encryption.parameter_fit import parameters_of, programs_of
-from splitfed.encryption.server_program import ForwardPass, row_features
+from splitfed.encryption.server_program import ForwardPass, packed_width, row_features
 from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, settings_of
 
 
@@ -157,11 +157,8 @@ class EncryptedSteps:
 
     def _fresh(self, segment: str, value: str, rows: int) -> CiphertextShape:
         """Return the shape of `value` as the key holder encrypts it for the server's `segment`."""
-        layout, width = self._settings.layout, 0
-        if layout == ROWS:
-            # As in `splitfed.encryption.party_maker`: the larger of inputs and outputs.
-            ends = (*self._topology.segment(segment).inputs, *self._topology.segment(segment).outputs)
-            width = next_power_of_two(max(self._features(end) for end in ends))
+        layout = self._settings.layout
+        width = packed_width(self._topology.segment(segment), self._facts.shapes) if layout == ROWS else 0
         return CiphertextShape(layout, rows, self._features(value), self.parameters.depth, width)
 
     def _transposed(self, value: str, rows: int) -> CiphertextShape:

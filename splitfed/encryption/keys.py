@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.encryption.backend import FAILURES, import_seal, import_tenseal
+from splitfed.encryption.backend import FAILURES, import_seal, import_tenseal, make_context
 from splitfed.encryption.parameters import CkksParameters
 
 _MAGIC = b"splitfed ckks "
@@ -157,11 +157,7 @@ def make_keys(parameters: CkksParameters, *, rotations: bool = False) -> KeyHold
 
     `rotations`: True to make the rotation keys of the "rows" layout too, `parameters.galois_key_bytes` more bytes.
     """
-    tenseal = import_tenseal()
-    context = tenseal.context(
-        tenseal.SCHEME_TYPE.CKKS, parameters.degree, coeff_mod_bit_sizes=list(parameters.moduli), n_threads=1
-    )
-    context.global_scale = 2.0**parameters.scale_bits
+    context = make_context(parameters.degree, parameters.moduli, parameters.scale_bits)
     if rotations:
         context.generate_galois_keys()
     return KeyHolder(parameters, context)

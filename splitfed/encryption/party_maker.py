@@ -12,12 +12,11 @@ from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.topology import Topology, member
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.encryption.ciphertexts import next_power_of_two
 from splitfed.encryption.evaluating_party import EvaluatingParty
 from splitfed.encryption.key_holder_party import KeyHolderParty
 from splitfed.encryption.keys import KeyHolder, load_keys, make_keys
 from splitfed.encryption.parameters import preset
-from splitfed.encryption.server_program import row_features
+from splitfed.encryption.server_program import packed_width
 from splitfed.encryption.settings import settings_of
 from splitfed.engines.party_maker import PartyMaker
 
@@ -121,8 +120,7 @@ def _widths(topology: Topology, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     for segment in topology.segments:
         if segment.role in settings.holders:
             continue
-        wide = max(row_features(shapes[value]) for value in (*segment.inputs, *segment.outputs))
         for edge in topology.crossings:
             if segment.name in (edge.source, edge.target):
-                widths[edge.name] = next_power_of_two(wide)
+                widths[edge.name] = packed_width(segment, shapes)
     return widths

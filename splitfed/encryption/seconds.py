@@ -10,13 +10,14 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
+from splitfed.encryption.arithmetic import finish_product
 from splitfed.encryption.backend import from_bytes, import_seal, import_tenseal, to_bytes
 from splitfed.encryption.ciphertext_counts import (
     CIPHERTEXT_PRODUCT,
@@ -90,9 +91,8 @@ def unit_seconds(
     parameters: CkksParameters, operations: frozenset[CiphertextOperation]
 ) -> Mapping[CiphertextOperation, float]:
     """Return the CPU time of each of `operations` on this machine, in seconds; needs TenSEAL."""
-    rotations = any(operation.kind == ROTATION for operation in operations)
-    workload = _Workload(make_keys(parameters, rotations=rotations))
-    return {operation: _least(workload.of(operation)) for operation in sorted(operations)}
+    keys = make_keys(parameters, rotations=any(operation.kind == ROTATION for operation in operations))
+    return {operation: _least(_workload(keys, operation)) for operation in sorted(operations)}
 
 
 def _least(work: Callable[[], object]) -> float:
@@ -106,75 +106,56 @@ def _least(work: Callable[[], object]) -> float:
     return min(found)
 
 
-class _Workload:
-    """One operation of each kind on ciphertexts under temporary keys, as `splitfed.encryption` computes it."""
+def _workload(keys: KeyHolder, operation: CiphertextOperation) -> Callable[[], object]:
+    """Return a function that does `operation` once under temporary `keys`, as `splitfed.encryption` computes it."""
+    seal, context, parameters = import_seal(), keys.public, keys.parameters
+    evaluator, level = context.evaluator, context.levels[operation.level]
+    numbers = [0.5] * parameters.slots
 
-    def __init__(self, keys: KeyHolder) -> None:
-        self._keys, self._context = keys, keys.public
-        self._seal = import_seal()
-        self._scale = 2.0**keys.parameters.scale_bits
-        self._numbers = [0.5] * keys.parameters.slots
-
-    def of(self, operation: CiphertextOperation) -> Callable[[], object]:
-        """Return a function that does `operation` once."""
-        evaluator, seal = self._context.evaluator, self._seal
-        if operation.kind == ENCRYPTION:
-            return self._encrypt
-        ciphertext, result = self._ciphertext(operation.level), seal.Ciphertext()
-        level = self._context.levels[operation.level]
-        prime = float(level.last_prime)
-        product = seal.Ciphertext()
-        if operation.kind == DECRYPTION:
-            return lambda: self._decrypt(ciphertext)
-        if operation.kind == SAVING:
-            return lambda: to_bytes(ciphertext)
-        if operation.kind == LOADING:
-            content = to_bytes(ciphertext)
-            return lambda: from_bytes(seal.Ciphertext(), self._context.seal_context, content)
-        if operation.kind == PACKED_WEIGHTS:
-            return lambda: self._encode(self._numbers, level.parms_id, prime)
-        if operation.kind == NUMBER_PRODUCT:
-            return lambda: self._multiply(ciphertext, self._encode(0.5, level.parms_id, prime), result, product)
-        packed = self._encode(self._numbers, level.parms_id, prime)
-        if operation.kind == PACKED_PRODUCT:
-            return lambda: self._multiply(ciphertext, packed, result, product)
-        if operation.kind == RESCALING:
-            evaluator.multiply_plain(ciphertext, packed, product)
-            return lambda: evaluator.rescale_to_next(product, result)
-        if operation.kind == ROTATION:
-            return lambda: evaluator.rotate_vector(ciphertext, 1, self._context.rotation_keys, result)
-        assert operation.kind == CIPHERTEXT_PRODUCT
-        return lambda: self._square(ciphertext, result)
-
-    def _ciphertext(self, level: int) -> Any:
-        found = self._encrypt()
-        for _ in range(self._keys.parameters.depth - level):
-            self._context.evaluator.mod_switch_to_next_inplace(found)
-        return found
-
-    def _encrypt(self) -> Any:
-        plaintext, ciphertext = self._seal.Plaintext(), self._seal.Ciphertext()
-        self._context.encoder.encode(self._numbers, self._scale, plaintext)
-        self._context.make_encryptor().encrypt(plaintext, ciphertext)
-        return ciphertext
-
-    def _decrypt(self, ciphertext: Any) -> Iterable[float]:
-        plaintext = self._seal.Plaintext()
-        self._keys.decryptor.decrypt(ciphertext, plaintext)
-        numbers: Iterable[float] = self._context.encoder.decode_double(plaintext)
-        return numbers
-
-    def _encode(self, numbers: Any, parms_id: Any, scale: float) -> Any:
-        plaintext = self._seal.Plaintext()
-        self._context.encoder.encode(numbers, parms_id, scale, plaintext)
+    def encode(values: Any, *at: Any) -> Any:
+        plaintext = seal.Plaintext()
+        context.encoder.encode(values, *at, plaintext)
         return plaintext
 
-    def _multiply(self, ciphertext: Any, plaintext: Any, result: Any, total: Any) -> None:
-        """Multiply, and add the product to a sum."""
-        self._context.evaluator.multiply_plain(ciphertext, plaintext, result)
-        self._context.evaluator.add(result, result, total)
+    def encrypt() -> Any:
+        ciphertext = seal.Ciphertext()
+        context.make_encryptor().encrypt(encode(numbers, 2.0**parameters.scale_bits), ciphertext)
+        return ciphertext
 
-    def _square(self, ciphertext: Any, result: Any) -> None:
-        self._context.evaluator.square(ciphertext, result)
-        self._context.evaluator.relinearize_inplace(result, self._context.relinearization_keys)
-        self._context.evaluator.rescale_to_next_inplace(result)
+    ciphertext, result, total = encrypt(), seal.Ciphertext(), seal.Ciphertext()
+    for _ in range(parameters.depth - operation.level):
+        evaluator.mod_switch_to_next_inplace(ciphertext)
+    at_level = level.parms_id, float(level.last_prime)
+    # At level 0 nothing is multiplied: the scale is exhausted.
+    packed = encode(numbers, *at_level) if operation.level else None
+    content = to_bytes(ciphertext)
+    if operation.kind == RESCALING:
+        evaluator.multiply_plain(ciphertext, packed, total)
+
+    def decrypt() -> None:
+        plaintext = seal.Plaintext()
+        keys.decryptor.decrypt(ciphertext, plaintext)
+        context.encoder.decode_double(plaintext)
+
+    def multiply(plaintext: Any) -> None:
+        """Multiply, and add the product to a sum."""
+        evaluator.multiply_plain(ciphertext, plaintext, result)
+        evaluator.add(result, result, total)
+
+    def square() -> None:
+        evaluator.square(ciphertext, result)
+        finish_product(context, result)
+
+    works: dict[str, Callable[[], object]] = {
+        ENCRYPTION: encrypt,
+        DECRYPTION: decrypt,
+        SAVING: lambda: to_bytes(ciphertext),
+        LOADING: lambda: from_bytes(seal.Ciphertext(), context.seal_context, content),
+        PACKED_WEIGHTS: lambda: encode(numbers, *at_level),
+        NUMBER_PRODUCT: lambda: multiply(encode(0.5, *at_level)),
+        PACKED_PRODUCT: lambda: multiply(packed),
+        RESCALING: lambda: evaluator.rescale_to_next(total, result),
+        ROTATION: lambda: evaluator.rotate_vector(ciphertext, 1, context.rotation_keys, result),
+        CIPHERTEXT_PRODUCT: square,
+    }
+    return works[operation.kind]

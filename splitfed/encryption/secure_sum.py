@@ -50,13 +50,12 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.encryption.arithmetic import add
-from splitfed.encryption.backend import import_tenseal
+from splitfed.encryption.backend import import_tenseal, make_context
 from splitfed.encryption.ciphertexts import SLOTS, EncryptedTensor, decrypt, encrypt, load_ciphertexts, message_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, load_public_context, to_uint8
 from splitfed.encryption.noise import TAIL
-from splitfed.encryption.parameters import PRESETS, CkksParameters
-from splitfed.encryption.sizes import padded_bytes
-from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
+from splitfed.encryption.parameters import PRESETS, CkksParameters, padded_bytes
+from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan, restore
 
 TOTAL_WEIGHT = 2.0**31
 """Largest allowed sum of the weights of all clients."""
@@ -131,7 +130,7 @@ class EncryptedSum(SecureSumPlan):
         for other in others:
             yield "public context", server, other, public
         for kind, count in (("encrypted weight", 1), ("encrypted", numbers)):
-            size = vector_bytes(self.parameters, count)
+            size = message_bytes(self.parameters, SLOTS, (1, count))
             for sender in (holder, *others):
                 yield kind, sender, server, size
             yield kind, server, holder, size
@@ -167,14 +166,7 @@ class EncryptedSum(SecureSumPlan):
 
     def decode(self, steps: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean encoded in `steps`, (numbers,) multiples of 2^-bits, with names, shapes, types of `like`."""
-        mean = steps.double() * 2.0**-self.bits
-        tensors = {}
-        for (name, tensor), piece in zip(
-            like.items(), mean.split([tensor.numel() for tensor in like.values()]), strict=True
-        ):
-            found = piece if tensor.is_floating_point() else (piece / WHOLE).round()
-            tensors[name] = found.reshape(tensor.shape).to(tensor.device, tensor.dtype)
-        return tensors
+        return restore(steps.double() * 2.0**-self.bits, like, 1.0, WHOLE)
 
     def _check_noise(self, members: int) -> None:
         """Raise `InvalidInput` for so many clients that the error of decryption could reach half a digit."""
@@ -252,12 +244,8 @@ def sum_parameters(limit: float) -> CkksParameters:
 
 def make_sum_keys(parameters: CkksParameters) -> KeyHolder:
     """Return a new key pair without relinearisation keys, which sums do not need; takes about 20 ms."""
-    tenseal = import_tenseal()
-    context = tenseal.context(
-        tenseal.SCHEME_TYPE.CKKS, parameters.degree, coeff_mod_bit_sizes=list(parameters.moduli), n_threads=1
-    )
-    context.global_scale = 2.0**parameters.scale_bits
-    return KeyHolder(parameters, tenseal.context_from(context.serialize(True, True, False, False), 1))
+    context = make_context(parameters.degree, parameters.moduli, parameters.scale_bits)
+    return KeyHolder(parameters, import_tenseal().context_from(context.serialize(True, True, False, False), 1))
 
 
 def public_context_message(context: PublicContext) -> Tensor:
@@ -279,11 +267,6 @@ def read_public_context(message: Tensor) -> PublicContext:
 def public_context_bytes(parameters: CkksParameters) -> int:
     """Return the bytes of `public_context_message`."""
     return 4 + _HEADER_BYTES + padded_bytes(parameters.public_key_bytes)
-
-
-def vector_bytes(parameters: CkksParameters, numbers: int) -> int:
-    """Return the bytes of a message with `numbers` >= 1 encrypted numbers, which is also that of their sum."""
-    return message_bytes(parameters, SLOTS, (1, numbers))
 
 
 def encrypt_vector(numbers: Tensor, context: PublicContext) -> Tensor:

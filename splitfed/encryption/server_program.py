@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
+from splitfed.core.topology import Segment
 from splitfed.encryption.arithmetic import add, concatenate, multiply, square, take_features
+from splitfed.encryption.ciphertexts import next_power_of_two
 from splitfed.encryption.linear import linear
 from splitfed.encryption.stages import AffineMap, Square, affine_map
 from splitfed.encryption.weight_shares import ServerShare
@@ -156,24 +158,26 @@ class JoinProgram:
         return tuple(on.take_features(gradient, a, b) for a, b in zip([0, *ends], ends, strict=False))
 
 
-def program_of(name: str, module: nn.Module, *given: Sequence[int]) -> ServerProgram | JoinProgram:
-    """Return the program of segment `name`, a `ServerShare` or one affine module, for rows of the shapes `given`.
+def program_of(
+    name: str, module: nn.Module, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]]
+) -> ServerProgram | JoinProgram:
+    """Return the program of segment `name`, a `ServerShare` or one affine module, that reads the values `inputs`.
 
-    A module that takes several values, one shape each, joins them. Raises `InvalidInput` for a stage that is neither
-    affine nor a square, and for a join that is neither a sum nor a concatenation.
+    `shapes`: value -> shape of one row. A module that takes several values joins them. Raises `InvalidInput` for a
+    stage that is neither affine nor a square, and for a join that is neither a sum nor a concatenation.
     """
+    share = module if isinstance(module, ServerShare) else None
+    # The first input alone: a segment with shares may also read the client's share, which it does not join.
+    given = [tuple(shapes[value]) for value in (inputs if share is None else inputs[:1])]
     if len(given) > 1:
-        return _join_of(name, module, tuple(tuple(shape) for shape in given))
-    (shape,) = given
-    stages = module.stages if isinstance(module, ServerShare) else [module]
+        return _join_of(name, module, tuple(given))
     maps: list[AffineMap | None] = []
-    shapes = [tuple(shape)]
-    for stage in stages:
-        maps.append(None if isinstance(stage, Square) else affine_map(name, stage, shapes[-1]))
-        affine = maps[-1]
-        shapes.append(shapes[-1] if affine is None else affine.shape)
-    joins, inner = (module.joins, module.returns_inner) if isinstance(module, ServerShare) else (None, None)
-    return ServerProgram(tuple(maps), tuple(shapes), joins, inner)
+    for stage in [module] if share is None else share.stages:
+        affine = None if isinstance(stage, Square) else affine_map(name, stage, given[-1])
+        maps.append(affine)
+        given.append(given[-1] if affine is None else affine.shape)
+    joins, inner = (None, None) if share is None else (share.joins, share.returns_inner)
+    return ServerProgram(tuple(maps), tuple(given), joins, inner)
 
 
 def _join_of(name: str, module: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> JoinProgram:
@@ -199,3 +203,8 @@ def _join_of(name: str, module: nn.Module, shapes: tuple[tuple[int, ...], ...]) 
 def row_features(shape: Sequence[int]) -> int:
     """Return how many numbers a row of `shape` has."""
     return math.prod(shape)
+
+
+def packed_width(segment: Segment, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Return the slots of a packed row of the server's `segment`: the larger of its inputs and outputs."""
+    return next_power_of_two(max(row_features(shapes[value]) for value in (*segment.inputs, *segment.outputs)))

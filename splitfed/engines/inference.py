@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,8 @@ from splitfed.core.executor import ClientReplica, exchange, predict_step
 from splitfed.core.messages import LocalLink
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
+from splitfed.core.topology import weights
 from splitfed.engines.base import Prediction, Source
-from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
 from splitfed.engines.parties import RunParties
 
 ROWS_AT_ONCE = 256
@@ -167,3 +168,44 @@ class Inference(Protocol):
                 for party in self.run_parties.serving(replica).parties.values()
                 for n, m in party.state.modules.items()
             }
+
+
+@contextmanager
+def preserve_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Restore buffers, also replaced ones, and remove gradients at the end of the block, also after an exception."""
+    inner = {id(m): m for module in modules for m in module.modules()}.values()
+    saved = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
+    try:
+        yield
+    finally:
+        for module, buffers in saved:
+            module._buffers.update(buffers)
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+
+
+def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+    """Return modules like `own` in which `tensors`, named `segment/name`, replace the tensors of the same names.
+
+    Weights are not copied, buffers are: the modules are not trained, but a forward pass may change statistics.
+    """
+    memo: dict[int, Any] = {}
+    for segment, module in own.items():
+        for name, weight in module.named_parameters(remove_duplicate=False):
+            tensor = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
+            memo[id(weight)] = nn.Parameter(tensor, weight.requires_grad)
+    # Copied together, so that weights shared between segments of a party stay shared.
+    modules = copy.deepcopy(dict(own), memo)
+    for segment, module in modules.items():
+        for name, buffer in module.named_buffers():
+            if f"{segment}/{name}" in tensors:
+                buffer.copy_(tensors[f"{segment}/{name}"])
+    return modules
+
+
+def with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return copies of `own`, with its buffers, in which the weights are those of `lent`."""
+    made = copy.deepcopy(dict(own))
+    for name, module in made.items():
+        module.load_state_dict({**module.state_dict(), **weights(lent[name])})
+    return made

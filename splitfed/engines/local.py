@@ -5,12 +5,13 @@ It runs steps, and moves weights between parties: handed over, averaged by an ag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.aggregation.base import Accumulator
 from splitfed.aggregation.running_mean import RunningMean, shares
@@ -24,7 +25,6 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
-from splitfed.engines.accumulation import TiedGradients, group_batches
 from splitfed.engines.base import FED, Batches, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
@@ -84,10 +84,9 @@ class LocalEngine(Engine):
     ) -> list[float]:
         """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 
-        `task` multiplies the losses of the heads; at 0 no label is sent.
+        `task` multiplies the losses of the heads; at 0 no label is sent. Every `accumulate` batches have one optimizer
+        step, on the mean of their losses; the last step may have fewer batches.
         """
-        if self.accumulate > 1:
-            return self._train_accumulated(replica, epoch, batches, first, part, task)
         place = self.run_parties.replicas[replica]
         losses = []
         self._participation[replica].add(epoch, batches, part)
@@ -95,14 +94,20 @@ class LocalEngine(Engine):
         counts_as = None if part == "train" else self._participation[replica].newest
         # Only batches of the client's own rows have a random size.
         expected = None if self._expected is None or part != "train" else self._expected[replica]
-        for step, rows in enumerate(batches, first):
-            stamp = place.stamp("train", epoch, step, part)
-            if self._expected is not None and len(rows) == 0:
+        for start in range(0, len(batches), self.accumulate):
+            group = batches[start : start + self.accumulate]
+            # Batches of random size are not accumulated: an empty one is alone.
+            if self._expected is not None and len(group[0]) == 0:
                 for party in place.parties.values():
-                    party.skip(self._expected[replica], stamp)
+                    party.skip(self._expected[replica], place.stamp("train", epoch, first + start, part))
                 continue
-            batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
-            losses.append(_total(place, exchange(place, self.link, batch, stamp)))
+            tied = TiedGradients(place.members if len(group) > 1 else ())
+            for step, rows in enumerate(group, first + start):
+                stamp = place.stamp("train", epoch, step, part)
+                batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
+                losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
+                tied.add_batch()
+            tied.put_back()
             self._update([place])
         return losses
 
@@ -205,28 +210,6 @@ class LocalEngine(Engine):
                 averaged.add(copies[replica].state.contents(), share)
             self.run_parties.shared[role].state.adopt(averaged.value())
 
-    def _train_accumulated(
-        self, replica: int, epoch: int, batches: Sequence[Tensor], first: int, part: str, task: float
-    ) -> list[float]:
-        """Train as `train`, with one step after every `accumulate` batches, on the mean of their losses.
-
-        The last step may have fewer batches; its loss is the mean over these.
-        """
-        place = self.run_parties.replicas[replica]
-        self._participation[replica].add(epoch, batches, part)
-        counts_as = None if part == "train" else self._participation[replica].newest
-        losses: list[float] = []
-        for group in group_batches(batches, self.accumulate):
-            tied = TiedGradients(place.members)
-            for rows in group:
-                stamp = place.stamp("train", epoch, first + len(losses), part)
-                batch = Batch(part, rows, None, counts_as, task)
-                losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
-                tied.add_batch()
-            tied.put_back()
-            self._update([place])
-        return losses
-
     def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows of a step, or the replacement that a detector at one of its parties makes."""
         for party in place.members:
@@ -284,3 +267,40 @@ def _distinct(places: Sequence[ClientReplica]) -> Sequence[Party]:
     if len(places) == 1:
         return places[0].members
     return list({id(party): party for place in places for party in place.members}.values())
+
+
+class TiedGradients:
+    """Gradients, by batch, of weights that several segments of one of `parties` share.
+
+    Accumulated over several batches they are bit-identical to repeated backward passes of the uncut model. The `grad`
+    of a weight accumulates by itself; of a shared weight the parts of one batch must be added to each other before they
+    are added to earlier batches, as in the uncut model, because the order of sums determines the last bits.
+    """
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        self._weights = [weight for party in parties for weight in tied_weights(party)]
+        self._sums: list[Tensor | None] = [None] * len(self._weights)
+
+    def add_batch(self) -> None:
+        """Add the gradients of the current batch to those of earlier batches, and remove them from the weights."""
+        for i, weight in enumerate(self._weights):
+            gradient, before = weight.grad, self._sums[i]
+            if gradient is not None:
+                self._sums[i] = gradient if before is None else before.add_(gradient)
+                weight.grad = None
+
+    def put_back(self) -> None:
+        """Set the accumulated sums as the gradients of the weights."""
+        for weight, found in zip(self._weights, self._sums, strict=True):
+            weight.grad = found
+
+
+def tied_weights(party: Party) -> list[nn.Parameter]:
+    """Return the weights of `party` that more than one of its segments uses."""
+    found: dict[int, nn.Parameter] = {}
+    uses: Counter[int] = Counter()
+    for module in party.state.modules.values():
+        own = {id(weight): weight for weight in module.parameters() if weight.requires_grad}
+        found |= own
+        uses.update(own.keys())
+    return [weight for key, weight in found.items() if uses[key] > 1]

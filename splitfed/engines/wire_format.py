@@ -10,15 +10,15 @@ defense packs are the exception: this link sends the unpacked tensors, and the h
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
@@ -34,11 +34,42 @@ _DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-_FIELDS = {"sender": str, "receiver": str, "kind": str, "edge": str, "stamp": list, "tensors": list}
 _LARGEST = 2**36
 """Largest size of a tensor in bytes, gaps included; a larger one in a header is refused."""
 _SPREAD = 4096
 """Largest ratio of memory to numbers of a layout, which the receiver allocates with gaps; larger ones are refused."""
+
+Count = Annotated[int, Field(ge=0, lt=2**48)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Entry(_Fields):
+    """A tensor in a header: its own `bytes` follow the header; `layout`: strides and lead at the sender, if kept."""
+
+    name: str
+    dtype: Literal[tuple(_DTYPES)]  # type: ignore[valid-type]
+    shape: Annotated[list[Count], Field(max_length=64)]
+    strides: list[Count]
+    bytes: Annotated[int, Field(ge=0, le=_LARGEST)]
+    crc32: Count
+    layout: tuple[list[Count], Annotated[int, Field(ge=0, lt=64)]] | None
+
+
+class _Header(_Fields):
+    """The header of a message; `order`: byte order of the machine that wrote it."""
+
+    sender: str
+    receiver: str
+    kind: str
+    edge: str
+    stamp: tuple[str, int, int, int, str]
+    tensors: list[_Entry]
+    packed: Count | None
+    dataless: list[str]
+    order: Literal[sys.byteorder]  # type: ignore[valid-type]
 
 
 class ByteLink(LocalLink):
@@ -74,27 +105,30 @@ def to_bytes(message: Message) -> bytes:
                 "link does not send; call .contiguous() first"
             )
         entries.append(
-            {
-                "name": name,
-                "dtype": dtype,
-                "shape": list(tensor.shape),
-                "strides": list(tensor.stride()),
-                "bytes": len(raw),
-                "crc32": zlib.crc32(raw),
-                "layout": None if layout is None else [list(layout.strides), layout.lead],
-            }
+            _Entry(
+                name=name,
+                dtype=dtype,
+                shape=list(tensor.shape),
+                strides=list(tensor.stride()),
+                bytes=len(raw),
+                crc32=zlib.crc32(raw),
+                layout=None if layout is None else (list(layout.strides), layout.lead),
+            )
         )
         payload.append(raw)
-    header = json.dumps(
-        {
-            **{name: getattr(message, name) for name in ("sender", "receiver", "kind", "edge", "packed")},
-            "stamp": list(message.stamp),
-            "dataless": sorted(message.dataless),
-            "order": sys.byteorder,
-            "tensors": entries,
-        }
-    ).encode()
-    return b"".join([_FIXED.pack(MAGIC, VERSION, len(header), zlib.crc32(header)), header, *payload])
+    header = _Header(
+        sender=message.sender,
+        receiver=message.receiver,
+        kind=message.kind,
+        edge=message.edge,
+        stamp=message.stamp,
+        tensors=entries,
+        packed=message.packed,
+        dataless=sorted(message.dataless),
+        order=sys.byteorder,
+    )
+    text = header.model_dump_json().encode()
+    return b"".join([_FIXED.pack(MAGIC, VERSION, len(text), zlib.crc32(text)), text, *payload])
 
 
 def from_bytes(data: bytes) -> Message:
@@ -104,37 +138,38 @@ def from_bytes(data: bytes) -> Message:
     """
     header, start = _parse_header(data)
     tensors, layouts = {}, {}
-    for entry in header["tensors"]:
-        name, dtype, shape, strides, nbytes, layout = _parse_tensor_entry(entry)
+    for entry in header.tensors:
+        name, raw = entry.name, data[start : start + entry.bytes]
         if name in tensors:
             raise InvalidInput(f"message: tensor {name!r} appears twice; expected every name once")
-        if start + nbytes > len(data):
-            raise InvalidInput(f"message: {name!r} ends after {len(data) - start} of {nbytes} bytes; it was cut off")
-        raw = data[start : start + nbytes]
-        if zlib.crc32(raw) != entry["crc32"]:
+        layout = _check_entry(entry)
+        if len(raw) < entry.bytes:
+            raise InvalidInput(f"message: {name!r} ends after {len(raw)} of {entry.bytes} bytes; it was cut off")
+        if zlib.crc32(raw) != entry.crc32:
             raise InvalidInput(f"message: the bytes of {name!r} do not match their checksum; they were changed")
+        dtype = _DTYPES[entry.dtype]
         # Cloned for torch's memory alignment, on which the rounding of kernels depends.
-        flat = torch.frombuffer(bytearray(raw), dtype=dtype).clone() if nbytes else torch.empty(0, dtype=dtype)
-        tensors[name] = _restore_strides(flat, shape, strides)
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype).clone() if raw else torch.empty(0, dtype=dtype)
+        tensors[name] = _restore_strides(flat, entry.shape, entry.strides)
         if layout is not None:
             layouts[name] = layout
-        start += nbytes
+        start += entry.bytes
     if start != len(data):
         raise InvalidInput(f"message: {len(data) - start} bytes follow the last tensor; expected none")
     return Message(
-        header["sender"],
-        header["receiver"],
-        header["kind"],
-        header["edge"],
+        header.sender,
+        header.receiver,
+        header.kind,
+        header.edge,
         tensors,
-        Stamp(*header["stamp"]),
-        header["packed"],
+        Stamp(*header.stamp),
+        header.packed,
         layouts or None,
-        header["dataless"],
+        frozenset(header.dataless),
     )
 
 
-def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
+def _parse_header(data: bytes) -> tuple[_Header, int]:
     """Return the header and the position of the payload."""
     if len(data) < _FIXED.size:
         raise InvalidInput(f"message: {len(data)} bytes are too short; expected at least {_FIXED.size}")
@@ -149,59 +184,30 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
     if zlib.crc32(text) != checksum:
         raise InvalidInput("message: the header does not match its checksum; it was changed")
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidInput("message: the header is not JSON") from None
-    if not isinstance(header, dict):
-        raise InvalidInput("message: the header is not a JSON object")
-    for name, kind in _FIELDS.items():
-        if not isinstance(header.get(name), kind):
-            raise InvalidInput(f"message: {name}={header.get(name)!r} is not allowed; expected a {kind.__name__}")
-    if header.get("order") != sys.byteorder:
-        raise InvalidInput(
-            f"message: byte order {header.get('order')!r} is not that of this machine, {sys.byteorder!r}"
-        )
-    packed, stamp = header.get("packed"), header["stamp"]
-    if packed is not None and not _is_count(packed):
-        raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
-    if [type(item) for item in stamp] != [str, int, int, int, str]:
-        raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, replica, epoch, step and part")
-    dataless = header.get("dataless", [])
-    if not isinstance(dataless, list) or not all(isinstance(name, str) for name in dataless):
-        raise InvalidInput(f"message: dataless={dataless!r} is not allowed; expected names of tensors")
-    return {**header, "packed": packed, "dataless": frozenset(dataless)}, _FIXED.size + length
+        return _Header.model_validate_json(text), _FIXED.size + length
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(map(str, wrong["loc"]))
+        told = f"{where}={str(wrong['input'])[:60]!r} is not allowed" if where else "it cannot be read"
+        raise InvalidInput(f"message: in the header, {told}: {wrong['msg']}") from None
 
 
-def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:
-    """Return the header's fields of one tensor; raise `InvalidInput` for impossible ones."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise InvalidInput(f"message: a tensor without a name is not allowed; the header has {str(entry)[:60]!r}")
-    name, fields = entry["name"], cast("Mapping[str, Any]", entry)
-    dtype = _DTYPES.get(fields["dtype"]) if isinstance(fields.get("dtype"), str) else None
-    if dtype is None:
+def _check_entry(entry: _Entry) -> Layout | None:
+    """Return the layout of a tensor in memory, if it has one; raise `InvalidInput` for fields that do not agree."""
+    name, shape, dtype = entry.name, entry.shape, _DTYPES[entry.dtype]
+    if len(entry.strides) != len(shape):
+        raise InvalidInput(f"message: {name!r} of shape {shape} with strides {entry.strides} is not allowed")
+    if entry.bytes != (expected := math.prod(shape) * dtype.itemsize):
         raise InvalidInput(
-            f"message: dtype={fields.get('dtype')!r} of {name!r} is not allowed; expected float32 or such"
+            f"message: {name!r} has {entry.bytes} bytes; {dtype} of shape {tuple(shape)} takes {expected}"
         )
-    shape, strides, nbytes = fields.get("shape"), fields.get("strides"), fields.get("bytes")
-    if not (_are_counts(shape) and _are_counts(strides) and len(shape) == len(strides) <= 64):
-        raise InvalidInput(f"message: {name!r} of shape {shape!r} with strides {strides!r} is not allowed")
-    expected_bytes = math.prod(shape) * dtype.itemsize
-    if not _is_count(nbytes) or nbytes != expected_bytes or nbytes > _LARGEST:
-        raise InvalidInput(
-            f"message: {name!r} has {nbytes!r} bytes; {dtype} of shape {tuple(shape)} takes {expected_bytes}"
-        )
-    if not _is_count(fields.get("crc32")):
-        raise InvalidInput(f"message: crc32={fields.get('crc32')!r} of {name!r} is not allowed; expected a number")
-    layout = fields.get("layout")
-    if layout is None:
-        return name, dtype, shape, strides, nbytes, None
-    if not (isinstance(layout, list) and len(layout) == 2 and _are_counts(layout[0]) and _is_count(layout[1])):
-        raise InvalidInput(f"message: layout={layout!r} of {name!r} is not allowed; expected strides and a lead")
-    parsed_layout = Layout(tuple(layout[0]), layout[1])
-    fits = len(parsed_layout.strides) == len(shape) and parsed_layout.lead < 64 and nbytes > 0
-    if not fits or _too_wide(shape, parsed_layout) or parsed_layout.reach(shape) * dtype.itemsize > _LARGEST:
-        raise InvalidInput(f"message: layout={layout!r} does not fit {name!r} of shape {tuple(shape)}")
-    return name, dtype, shape, strides, nbytes, parsed_layout
+    if entry.layout is None:
+        return None
+    layout = Layout(tuple(entry.layout[0]), entry.layout[1])
+    fits = len(layout.strides) == len(shape) and entry.bytes > 0
+    if not fits or _too_wide(shape, layout) or layout.reach(shape) * dtype.itemsize > _LARGEST:
+        raise InvalidInput(f"message: layout={list(entry.layout)} does not fit {name!r} of shape {tuple(shape)}")
+    return layout
 
 
 def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
@@ -220,11 +226,3 @@ def _raw(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor that fills its storage, in memory order."""
     flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 2**48
-
-
-def _are_counts(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(_is_count(item) for item in value)

@@ -84,6 +84,11 @@ def reconstruct(encoder: nn.Module, decoder: nn.Module, x: Tensor) -> Tensor:
     return rows
 
 
+def row_errors(encoder: nn.Module, decoder: nn.Module, x: Tensor) -> Tensor:
+    """Return the mean squared reconstruction error (n,) of each of the rows `x` (n, ...)."""
+    return (reconstruct(encoder, decoder, x) - x.flatten(1)).square().mean(1)
+
+
 class Fit(NamedTuple):
     """Validation loss (mean squared error) after each epoch, and the epoch, from 0, whose weights were kept."""
 

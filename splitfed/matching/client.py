@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import Message, Stamp
-from splitfed.matching.autoencoder import encode, from_state, reconstruct
+from splitfed.matching.autoencoder import encode, from_state, row_errors
 
 
 @guard_constructor
@@ -31,8 +31,7 @@ class Client:
             raise InvalidInput(f"{name}: x holds a value that is not finite; expected finite numbers")
         self.name = name
         self._x = x.detach().to("cpu", torch.float32)
-        self._encoders: dict[str, nn.Module] = {}
-        self._decoders: dict[str, nn.Module] = {}
+        self._networks: dict[str, dict[str, nn.Module]] = {"encoder": {}, "decoder": {}}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,7 +41,7 @@ class Client:
     def receive(self, message: Message) -> None:
         """Store an encoder, with its decoder if there is one (`expert/encoder.0.weight` -> tensor)."""
         expert = next(iter(message.tensors)).partition("/")[0]
-        for part, home in (("encoder", self._encoders), ("decoder", self._decoders)):
+        for part, home in self._networks.items():
             prefix = f"{expert}/{part}."
             state = {n.removeprefix(prefix): t for n, t in message.tensors.items() if n.startswith(prefix)}
             if state:
@@ -51,18 +50,15 @@ class Client:
     @torch.no_grad()
     def codes(self, expert: str, receiver: str, stamp: Stamp) -> Message:
         """Return the codes (n, d) of all rows under `expert`'s encoder, as a message to `receiver`."""
-        codes = encode(self._find_network(self._encoders, expert), self._x)
+        codes = encode(self._network("encoder", expert), self._x)
         return Message(self.name, receiver, "activation", "encoder->matcher", {expert: codes}, stamp)
 
     @torch.no_grad()
     def errors(self, expert: str, receiver: str, stamp: Stamp) -> Message:
         """Return each row's mean squared reconstruction error (n,) under `expert`, as a message to `receiver`."""
-        made = reconstruct(
-            self._find_network(self._encoders, expert), self._find_network(self._decoders, expert), self._x
-        )
-        errors = (made - self._x.flatten(1)).square().mean(1)
+        errors = row_errors(self._network("encoder", expert), self._network("decoder", expert), self._x)
         return Message(self.name, receiver, "activation", "decoder->matcher", {expert: errors}, stamp)
 
-    def _find_network(self, home: dict[str, nn.Module], expert: str) -> nn.Module:
-        check_names(f"expert whose weights {self.name} holds:", home, expert)
-        return home[expert]
+    def _network(self, part: str, expert: str) -> nn.Module:
+        check_names(f"expert whose weights {self.name} holds:", self._networks[part], expert)
+        return self._networks[part][expert]

@@ -10,6 +10,11 @@ the largest cosine with the row's. Whether any expert fits is decided by a `Reje
 repository; its examples of a misfit are the other experts' data, so a misfit that resembles an expert more than any
 other expert does may be accepted.
 
+A rejection is a logistic regression on the scores. Its weights are non-negative, so that a better score never lowers
+the probability, also far from the fitted data. Scores are transformed by the inverse hyperbolic sine, linear near zero
+and logarithmic far away, to limit the influence of outliers. This part is ours: whether the authors reject clients, and
+by which classifier, is not known.
+
 Only the abstracts were available (see `autoencoder` and `measures`). Known deviations: one decision is made for all
 rows of a client, not one for each (use clients of a single row for that), and a client can be rejected.
 """
@@ -18,18 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_count, check_names
-from splitfed.core.messages import Message, Recorder, Stamp
+from splitfed.core.messages import LocalLink, Message, Recorder, Stamp
 from splitfed.core.random import generator
 from splitfed.core.traffic import Traffic
 from splitfed.matching.client import Client
 from splitfed.matching.measures import MEASURES
-from splitfed.matching.rejection import Rejection, fit_rejection
 from splitfed.matching.repository import Expert, Repository
 from splitfed.matching.similarity import cosine
 
@@ -112,20 +118,22 @@ class Matcher:
     def match(self, client: Client, *, traffic: Traffic | None = None, recorders: Sequence[Recorder] = ()) -> Match:
         """Send the encoders, receive from `client` the values that the measure needs, and return the assignment.
 
-        Every message is counted by `traffic` and passed to those `recorders` whose party receives it.
+        Every message is counted by `traffic` and passed to that of the `recorders`, one a party, whose party receives
+        it.
         """
         if client.shape != self.repository.shape:
             raise InvalidInput(f"{client.name} has rows of {client.shape}; the experts take {self.repository.shape}")
-        post = _Post(traffic, recorders)
+        link = LocalLink(traffic or Traffic(), {recorder.party: recorder for recorder in recorders})
+        stamps = (Stamp("match", 0, 0, number) for number in count())
         for expert in self._experts.values():
-            client.receive(post.carry(self._encoder(expert, client.name, post.stamp())))
+            client.receive(link.deliver(self._encoder(expert, client.name, next(stamps))))
         ask = client.errors if self._on_errors else client.codes
-        values = {name: post.carry(ask(name, self.name, post.stamp())).tensors[name] for name in self._experts}
+        values = {name: link.deliver(ask(name, self.name, next(stamps))).tensors[name] for name in self._experts}
         scores = self.score(values)
         best = max(scores, key=lambda name: scores[name])
         codes = values[best]
         if self._on_errors:
-            codes = post.carry(client.codes(best, self.name, post.stamp())).tensors[best]
+            codes = link.deliver(client.codes(best, self.name, next(stamps))).tensors[best]
         return self._assign(best, scores, values[best], codes)
 
     def match_codes(self, codes: Mapping[str, Tensor]) -> Match:
@@ -213,25 +221,41 @@ class Matcher:
         return Message(self.name, receiver, "weights", "matcher->encoder", tensors, stamp)
 
 
-class _Post:
-    """Carries the messages of one match in order: counts each and passes it to its receiver's recorder."""
+@dataclass(frozen=True)
+class Rejection:
+    """Probability of a match: the logistic function of `bias` + `weights` . asinh(scores), weights >= 0."""
 
-    def __init__(self, traffic: Traffic | None, recorders: Sequence[Recorder]) -> None:
-        self._traffic = traffic
-        self._recorders = recorders
-        self._sent = 0
+    weights: tuple[float, ...]
+    bias: float
 
-    def stamp(self) -> Stamp:
-        """Return the stamp of the next message."""
-        self._sent += 1
-        return Stamp("match", 0, 0, self._sent - 1)
+    def probability(self, scores: Tensor) -> Tensor:
+        """Return the probability of a match, (...,) in [0, 1], for standardised `scores` (..., features)."""
+        weights = torch.tensor(self.weights, dtype=torch.float64)
+        return torch.sigmoid(scores.double().asinh() @ weights + self.bias)
 
-    def carry(self, message: Message) -> Message:
-        """Return `message` as it arrives, with tensors of its own."""
-        message = message.in_own_memory()
-        if self._traffic is not None:
-            self._traffic.add(message.stamp.phase, message.kind, message.sender, message.receiver, message.nbytes)
-        for recorder in self._recorders:
-            if recorder.party == message.receiver:
-                recorder.receive(message)
-        return message
+
+def fit_rejection(scores: Tensor, matches: Tensor) -> Rejection:
+    """Return the rejection fitted to `scores` (n, features) and `matches` (n,) bool by penalised maximum likelihood.
+
+    Both classes have the same total weight; the penalty is |weights|² / 2 on a likelihood that is summed over n, as in
+    scikit-learn's C = 1. The problem is convex: the result depends on the data alone.
+    """
+    if bool(matches.all()) or not bool(matches.any()):
+        raise InvalidInput("matches are all true or all false; expected some of each")
+    # SciPy takes a second to import.
+    from scipy.optimize import minimize
+
+    x = scores.double().asinh().numpy()
+    y = matches.numpy().astype(np.float64)
+    share = np.where(y > 0, 0.5 / y.mean(), 0.5 / (1 - y.mean()))
+
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        weights, signed = theta[1:], 2 * y - 1
+        margin = signed * (x @ weights + theta[0])
+        pull = -share * signed * np.exp(-np.logaddexp(0, margin))
+        value = float((share * np.logaddexp(0, -margin)).sum() + weights @ weights / 2)
+        return value, np.concatenate([[pull.sum()], x.T @ pull + weights])
+
+    bounds = [(None, None), *[(0, None)] * x.shape[1]]
+    solution = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B", bounds=bounds)
+    return Rejection(tuple(float(w) for w in solution.x[1:]), float(solution.x[0]))

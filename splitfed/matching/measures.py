@@ -61,7 +61,7 @@ class Measure:
 
 def _mmd(codes: Tensor, reference: Reference) -> float:
     # The reference alone sets the bandwidth: a client far away may not choose the scale it is judged at.
-    return -float(similarity.mmd_sqr(codes, reference.codes, bandwidths=[reference.bandwidth]))
+    return -float(similarity.mmd_sqr(codes, reference.codes, reference.bandwidth))
 
 
 def _paired(statistic: Callable[[Tensor, Tensor], Tensor]) -> Measure:

@@ -21,9 +21,9 @@ from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
-from splitfed.matching.autoencoder import Autoencoder, Progress, encode, fit, reconstruct
-from splitfed.matching.kernels import median_bandwidth
+from splitfed.matching.autoencoder import Autoencoder, Progress, encode, fit, row_errors
 from splitfed.matching.measures import Reference
+from splitfed.matching.similarity import median_bandwidth
 
 P = ParamSpec("P")
 
@@ -64,8 +64,7 @@ class Expert:
     @torch.no_grad()
     def errors(self, x: Tensor) -> Tensor:
         """Return the mean squared reconstruction error (n,) of each of the rows `x` (n, ...)."""
-        module = self.autoencoder
-        return (reconstruct(module.encoder, module.decoder, x) - x.flatten(1)).square().mean(1)
+        return row_errors(self.autoencoder.encoder, self.autoencoder.decoder, x)
 
 
 class Repository:

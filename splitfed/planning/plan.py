@@ -10,13 +10,12 @@ from splitfed.core.grouping import total_pairs
 from splitfed.core.topology import member
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import weight_bytes
-from splitfed.costs.flops import role_flops
+from splitfed.costs.measure import role_flops
 from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
 from splitfed.planning.counting import CountingTrainer
-from splitfed.planning.simulation import count_rounds
-from splitfed.planning.timed import clock_of
+from splitfed.planning.simulation import clock_of, count_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES
 

@@ -1,19 +1,22 @@
-"""A round of a federated method around that of the schedule: query, training, and aggregation."""
+"""A round of a federated method around that of the schedule: query, training, and aggregation.
+
+A trainer that wraps another one forwards all calls except for those that it overrides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from splitfed.aggregation.running_mean import shares
-from splitfed.engines.base import Trainer
+from splitfed.core.executor import Combine
+from splitfed.engines.base import ReplicaBatches, Scales, Trainer
 from splitfed.federated.base import Method
 from splitfed.federated.groups import federations
 from splitfed.federated.learner import Learner
-from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.sampling_and_dropout import Sampled, list_clients
 
@@ -54,6 +57,48 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
         for members, known in federations(method, finished, state):
             method.aggregate(members, parts, number, known)
     return done
+
+
+class ForwardingTrainer(Trainer):
+    """Forwards everything to `inner`; several replicas are trained by `train`, one after another."""
+
+    def __init__(self, inner: Trainer) -> None:
+        self.inner = inner
+        self.topology, self.replicas = inner.topology, inner.replicas
+
+    def rows(self, replica: int, part: str) -> int:
+        """Forward to `inner`."""
+        return self.inner.rows(replica, part)
+
+    def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Forward to `inner`."""
+        return self.inner.train(replica, epoch, batches, first)
+
+    def train_together(
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
+    ) -> dict[int, float]:
+        """Forward to `inner`."""
+        return self.inner.train_together(epoch, step, batches, scales, combine)
+
+    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
+        """Forward to `inner`."""
+        self.inner.hand_over(source, target, role, epoch, via)
+
+    def download(self, replicas: Sequence[int], epoch: int) -> None:
+        """Forward to `inner`."""
+        self.inner.download(replicas, epoch)
+
+    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
+        """Forward to `inner`."""
+        self.inner.upload(weights, epoch)
+
+    def branch(self, replicas: Sequence[int]) -> None:
+        """Forward to `inner`."""
+        self.inner.branch(replicas)
+
+    def merge(self, weights: Mapping[int, float]) -> None:
+        """Forward to `inner`."""
+        self.inner.merge(weights)
 
 
 class MethodTrainer(ForwardingTrainer):

@@ -473,19 +473,21 @@ def _assemble_one(
     rows, clients = data.clients[replica].train, len(data.clients)
     with about("schedule"):
         schedule.check(topology.with_tasks(rows.tasks), clients)
-    checked_topology, facts = example_passes.run(topology, rows)
-    with about("schedule"):
-        prepared = schedule.prepare(checked_topology, facts, seed)
-        if prepared is not checked_topology:
-            facts = facts_with(prepared, rows)
-    with about("computation"):
-        divided = plan_of(prepared).divide(prepared, schedule, method, clients)
-        if divided is not prepared:
-            prepared, facts = divided, facts_with(divided, rows)
-    if method is not None:
-        with about("method"):
-            method.check(prepared, clients)
-            fitted = method.fit(prepared, facts, derive(seed, "method"))
-            if fitted is not prepared:
-                prepared, facts = fitted, facts_with(fitted, rows)
-    return prepared, facts
+    ready, facts = example_passes.run(topology, rows)
+
+    def fit_method(topology: Topology, facts: TopologyFacts) -> Topology:
+        if method is None:
+            return topology
+        method.check(topology, clients)
+        return method.fit(topology, facts, derive(seed, "method"))
+
+    changes: dict[str, Callable[[Topology, TopologyFacts], Topology]] = {
+        "schedule": lambda given, known: schedule.prepare(given, known, seed),
+        "computation": lambda given, _: plan_of(given).divide(given, schedule, method, clients),
+        "method": fit_method,
+    }
+    for part, change in changes.items():
+        with about(part):
+            changed = change(ready, facts)
+            ready, facts = changed, facts if changed is ready else facts_with(changed, rows)
+    return ready, facts

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitfed.core.topology import Topology
-from splitfed.engines.base import FED, Placement, Source, Trainer
-from splitfed.schedules.base import Round, State, Training, client_roles
-from splitfed.schedules.joint_step import JointStep, by_rows
-from splitfed.schedules.sampling_and_dropout import dropped_clients, examples, list_clients
+from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales, Source
+from splitfed.schedules.base import State, client_roles
+from splitfed.schedules.joint_step import JointStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +30,9 @@ class Blind(JointStep):
         """Return an aggregation server if client segments are averaged, otherwise nothing."""
         return self.fusing(Placement((), client_roles(topology) if self.average else (), self.buffers))
 
-    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Take joint steps until all batches are used."""
-        turns = self.turns(engine, training, number)
-        losses: list[float] = []
-        averaged = True
-        if self.average:
-            engine.download(list_clients(turns), number)
-        for epoch, step, batches, averaged in self.steps(training, number, turns):
-            if not averaged:
-                break
-            shares = by_rows(batches) if self.by_examples else dict.fromkeys(batches, 1 / len(batches))
-            losses += engine.train_together(epoch, step, batches, shares).values()
-        averaged = averaged and self.enough(turns)
-        if self.average and averaged:
-            engine.upload(examples(engine, turns), number)
-        return Round(losses, list_clients(turns), dropped_clients(turns), averaged)
+    def shares(self, batches: ReplicaBatches) -> Scales:
+        """Return each client's share of all rows, or equal shares unless `by_examples` is set."""
+        return super().shares(batches) if self.by_examples else dict.fromkeys(batches, 1 / len(batches))
 
     def newest(self, client: int, state: State) -> Source:
         """Return the client's own segments, or the averaged ones if `average` is set."""

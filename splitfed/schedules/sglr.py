@@ -24,10 +24,8 @@ from splitfed.core.executor import Combine
 from splitfed.core.messages import Message
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.base import Trainer
-from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.joint_step import JointStep, by_rows
-from splitfed.schedules.sampling_and_dropout import dropped_clients, list_clients
+from splitfed.schedules.base import shared_roles
+from splitfed.schedules.joint_step import JointStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +47,10 @@ class Sglr(JointStep):
         """Return the reason: the gradients of several clients are combined edge by edge, so shapes must match."""
         return "combines the gradients of client segments" if clients > 1 else None
 
-    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Take joint steps until all batches are used."""
-        turns = self.turns(engine, training, number)
-        losses: list[float] = []
-        averaged = True
-        for epoch, step, batches, averaged in self.steps(training, number, turns):
-            if not averaged:
-                break
-            random = generator(training.seed, "sglr", epoch, step)
-            drawn_turns = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
-            combine = self._combined(engine.topology, frozenset(drawn_turns))
-            losses += engine.train_together(epoch, step, batches, by_rows(batches), combine).values()
-        return Round(losses, list_clients(turns), dropped_clients(turns), averaged and self.enough(turns))
-
-    def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
-        """Return the function that replaces the gradients of the `drawn` clients on every edge that leaves a client."""
+    def combined(self, topology: Topology, seed: int, epoch: int, step: int, clients: int) -> Combine | None:
+        """Return the function that gives some of the clients, drawn anew, a common gradient on edges from clients."""
+        order = torch.randperm(clients, generator=generator(seed, "sglr", epoch, step))
+        drawn = frozenset(order[: round(self.phi * clients)].tolist())
         leaving = {e.name for e in topology.crossings if topology.role_of(e.source) in topology.data_roles}
 
         def combine(edge: str, messages: dict[int, Message]) -> dict[int, Message]:

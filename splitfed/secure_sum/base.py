@@ -105,3 +105,15 @@ class SecureSumPlan:
     ) -> Iterator[Flow]:
         """Yield the messages of `Summation.close` if `survivors` add up `numbers` numbers each."""
         raise NotImplementedError
+
+
+def restore(values: Tensor, like: Mapping[str, Tensor], real: float, whole: float) -> dict[str, Tensor]:
+    """Return `values`, (numbers,) float64, with the names, shapes and types of `like`.
+
+    Real numbers are given times `real`, whole ones times `whole`; the latter are rounded.
+    """
+    tensors = {}
+    for (name, tensor), piece in zip(like.items(), values.split([t.numel() for t in like.values()]), strict=True):
+        found = piece / real if tensor.is_floating_point() else (piece / whole).round()
+        tensors[name] = found.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+    return tensors

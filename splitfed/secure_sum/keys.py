@@ -1,4 +1,4 @@
-"""Keys and masks of a secure sum: what the trusted set-up distributes, and how a seed is expanded into a mask.
+"""Keys, masks and secret sharing of a secure sum: what the trusted set-up distributes, and how seeds become masks.
 
 Bonawitz et al. agree on a seed for every pair of clients by Diffie-Hellman. No dependency of this package implements
 it, and hand-written elliptic curves do not belong in a repository of experiments, so a trusted set-up replaces it. For
@@ -10,17 +10,26 @@ with Diffie-Hellman; so clients can drop out and return as in the paper. The set
 Seeds are expanded by SHAKE-256 and keys derived by keyed BLAKE2b, from Python's hashlib. All of them derive from the
 run's root seed, 63 bits known to whoever configures the run, so that a run can be repeated and resumed: these masks
 hide uploads from the parties of a simulation only. A deployment would use randomness of the operating system.
+
+Secrets are shared by Shamir, "How to share a secret", Communications of the ACM 1979: any `threshold` shares determine
+the secret; fewer reveal nothing about it. Secrets and shares are numbers modulo the prime 2^255 - 19, 32 bytes each.
+The share of member i (counted from 0) is the value at i + 1 of a polynomial of degree threshold - 1 whose value at 0 is
+the secret.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from splitfed.core.errors import InvalidInput
 from splitfed.secure_sum.base import Residues
-from splitfed.secure_sum.shamir import PRIME, SIZE
+
+PRIME = 2**255 - 19
+SIZE = 32
+"""Bytes of a secret or a share."""
 
 
 def prf(key: bytes, *purpose: str | int, size: int = SIZE) -> bytes:
@@ -84,3 +93,30 @@ class Setup:
 def pad(secret: bytes, other: int) -> bytes:
     """Return the one-time pad on the pairwise seed with `other` in the public row of the member with `secret`."""
     return prf(secret, "row", other)
+
+
+def share(secret: int, members: Sequence[int], coefficients: Sequence[int]) -> dict[int, int]:
+    """Return member -> share of `secret`; `coefficients`: threshold - 1 random numbers modulo the prime."""
+    found = {}
+    for member in members:
+        value = 0
+        for coefficient in (*reversed(coefficients), secret):
+            value = (value * (member + 1) + coefficient) % PRIME
+        found[member] = value
+    return found
+
+
+def reconstruct(shares: Mapping[int, int], threshold: int) -> int:
+    """Return the secret from `shares` (member -> share), of which the first `threshold` are used."""
+    if len(shares) < threshold:
+        raise InvalidInput(f"{len(shares)} shares are not enough; expected {threshold} or more")
+    used = dict(list(shares.items())[:threshold])
+    secret = 0
+    for member, value in used.items():
+        above, below = 1, 1
+        for other in used:
+            if other != member:
+                above = above * (other + 1) % PRIME
+                below = below * (other - member) % PRIME
+        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
+    return secret

@@ -6,7 +6,8 @@ and divides. Rounding changes a client's number by half a unit at most, hence th
 (2 W 2^bits) for weights that add up to W: 2^-(bits + 1) or less. Integer tensors (counts of batches) are summed without
 scaling and their mean is rounded, where the plain mean keeps the largest: a sum cannot give a maximum.
 
-The steps of a sum: keys and shares are exchanged; clients upload masked numbers; shares remove the masks of their sum.
+The steps of a sum: keys and shares are exchanged; clients upload masked numbers; the server adds them up and removes
+the remaining masks by means of shares.
 """
 
 from __future__ import annotations
@@ -20,11 +21,9 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.secure_sum.base import Carrier, Flow, Residues, SecureSumPlan
-from splitfed.secure_sum.keys import Setup
+from splitfed.secure_sum.base import Carrier, Flow, Residues, SecureSumPlan, restore
+from splitfed.secure_sum.keys import SIZE, Setup, as_bytes, as_number, mask, pad, reconstruct, xor_bytes
 from splitfed.secure_sum.member import Member
-from splitfed.secure_sum.server import unmask_sum
-from splitfed.secure_sum.shamir import SIZE
 
 Rows = dict[int, dict[int, bytes]]
 
@@ -98,14 +97,7 @@ class SecureSum(SecureSumPlan):
         """Return the mean encoded in `total`, a sum of encoded uploads, with the names, shapes and types of `like`."""
         sums = torch.from_numpy(total.view(np.int64).copy())
         weight = float(sums[-1])
-        pieces = sums[:-1].split([tensor.numel() for tensor in like.values()])
-        tensors = {}
-        for (name, tensor), piece in zip(like.items(), pieces, strict=True):
-            scale = weight * 2.0**self.bits if tensor.is_floating_point() else weight
-            mean = piece.double() / scale
-            mean = mean if tensor.is_floating_point() else mean.round()
-            tensors[name] = mean.reshape(tensor.shape).to(tensor.device, tensor.dtype)
-        return tensors
+        return restore(sums[:-1].double(), like, weight * 2.0**self.bits, weight)
 
 
 class MaskedSummation:
@@ -161,3 +153,30 @@ def _stack_texts(texts: Mapping[int, bytes]) -> Tensor:
 
 def _split_rows(tensor: Tensor, members: Sequence[int]) -> dict[int, bytes]:
     return {member: row.numpy().tobytes() for member, row in zip(members, tensor, strict=True)}
+
+
+def unmask_sum(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, threshold: int) -> Residues:
+    """Return the unmasked sum of the uploads in `masked`, modulo 2^64.
+
+    `revealed`: member -> its revealed share of every member; `rows`: the public row of every member. Raises
+    `InvalidInput` if fewer than `threshold` members reveal shares.
+    """
+    if len(revealed) < threshold:
+        raise InvalidInput(
+            f"{len(revealed)} clients remain in a secure sum that needs {threshold}: the sum cannot be recovered"
+        )
+    count = len(next(iter(masked.values())))
+    total = np.zeros(count, dtype=np.uint64)
+    for upload in masked.values():
+        total += upload
+    for member in rows:
+        shares = {holder: as_number(found[member]) for holder, found in revealed.items()}
+        secret = as_bytes(reconstruct(shares, threshold))
+        if member in masked:
+            total -= mask(secret, count)
+            continue
+        for survivor in masked:
+            common = mask(xor_bytes(rows[member][survivor], pad(secret, survivor)), count)
+            # What the survivor did with it is undone.
+            total = total - common if survivor < member else total + common
+    return total

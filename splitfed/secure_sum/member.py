@@ -15,8 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from splitfed.core.errors import InvalidInput
 from splitfed.secure_sum.base import Residues
-from splitfed.secure_sum.keys import Setup, as_bytes, as_number, mask, number, pad, prf, xor_bytes
-from splitfed.secure_sum.shamir import SIZE, share
+from splitfed.secure_sum.keys import SIZE, Setup, as_bytes, as_number, mask, number, pad, prf, share, xor_bytes
 
 
 class Member:

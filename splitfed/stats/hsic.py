@@ -7,12 +7,12 @@ representations revisited", ICML 2019 (CKA).
 
 Arguments are tensors (n, ...) of n paired observations, flattened. The kernel is exp(-|p - q|² / (2 s²)), s² half the
 median of the squared distances of pairs that differ, so that neither argument's unit matters. With K, L the kernel
-matrices and H = I - 1/n, the biased form is tr(KHLH)/(n-1)²; the unbiased one, with K~, L~ of zero diagonal,
+matrices, K~ and L~ the same with zero diagonals, the unbiased form, which is of either sign, is
 
     [tr(K~L~) + (1'K~1)(1'L~1)/((n-1)(n-2)) - 2/(n-2) 1'K~L~1] / (n(n-3)).
 
-As with distance correlation, the biased form is far from 0 for independent images of a small batch: report the unbiased
-one with `permutation_test_hsic`. Where an argument is constant both are 0.
+As with distance correlation, the biased form tr(KHLH)/(n-1)², H = I - 1/n, is far from 0 for independent images of a
+small batch, so only the unbiased one is computed here. Where an argument is constant it is 0.
 """
 
 from __future__ import annotations
@@ -24,27 +24,6 @@ from splitfed.core.errors import InvalidInput, check_count
 from splitfed.stats.dependence import PermutationTest
 
 LEAST = 4
-
-
-def hsic_biased(x: Tensor, z: Tensor) -> float:
-    """Return tr(KHLH)/(n-1)², >= 0, of x (n, ...) and z (n, ...), n >= 4."""
-    k, level = _kernels(x, z)
-    return float((_centred(k) * level).sum()) / (len(k) - 1) ** 2
-
-
-def hsic_unbiased(x: Tensor, z: Tensor) -> float:
-    """Return the unbiased HSIC of x (n, ...) and z (n, ...), n >= 4: of either sign, about 0 if independent."""
-    k, level = (_off_diagonal(part) for part in _kernels(x, z))
-    return float(_unbiased(k, level))
-
-
-def centered_kernel_alignment(x: Tensor, z: Tensor) -> float:
-    """Return the unbiased HSIC(x, z) / sqrt(HSIC(x, x) HSIC(z, z)): 1 for z = x, about 0 if independent.
-
-    0 where either argument is constant, or its own estimate is not above 0.
-    """
-    k, level = (_off_diagonal(part) for part in _kernels(x, z))
-    return float(_alignment(k, level, _unbiased(k, k)))
 
 
 @torch.no_grad()
@@ -86,10 +65,6 @@ def _kernel(x: Tensor) -> Tensor:
         return torch.ones_like(distances)
     # exp(-|p - q|² / (2 s²)), s² = median / 2
     return torch.exp(-distances / float(apart.median()))
-
-
-def _centred(k: Tensor) -> Tensor:
-    return k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
 
 
 def _off_diagonal(k: Tensor) -> Tensor:

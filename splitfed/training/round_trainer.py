@@ -20,7 +20,7 @@ from splitfed.engines.engine import Engine
 from splitfed.federated.groups import newest, start_state
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
-from splitfed.planning.timed import TimedTrainer, clock_of
+from splitfed.planning.simulation import TimedTrainer, clock_of
 from splitfed.planning.validation import Prepared
 from splitfed.schedules.base import Round, State
 from splitfed.training.local_learner import LocalLearner

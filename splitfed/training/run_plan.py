@@ -17,7 +17,7 @@ from splitfed.data.dataset import Federation
 from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.timed import check_speeds
+from splitfed.planning.simulation import check_speeds
 from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.poisoning.base import Poisoning

@@ -13,11 +13,12 @@ from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import LocalLink, Message, Stamp
 from splitfed.core.payload import Layout
 from splitfed.core.traffic import Traffic
-from splitfed.costs.bytes import backward_bytes, forward_bytes
+from splitfed.costs.bytes import forward_bytes
 from splitfed.engines.wire_format import ByteLink
 from tests.core.cut_idioms import Net
 from tests.core.idioms import Idiom, build, check_training, rows, topology_of
 from tests.examples import engine_of
+from tests.predicted_bytes import backward_bytes
 from tests.thinning import thin
 
 

@@ -32,12 +32,12 @@ from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.costs.bytes import step_bytes
 from splitfed.privacy.exposures import find_exposures
 from splitfed.privacy.ledger import make_ledger
 from splitfed.topologies import custom, multi_hop, u_shaped, vanilla
 from tests.defenses.test_every_defense import DEFENSES
 from tests.examples import engine_of
+from tests.predicted_bytes import step_bytes
 from tests.thinning import thin
 
 ROWS, LENGTH, WORDS = 24, 16, 12

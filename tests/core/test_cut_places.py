@@ -15,7 +15,7 @@ from splitfed.core.cut_places import CutPlace, CutValue, cut_places, deepest
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.example_pass import pass_example
-from splitfed.costs.flops import segment_flops
+from splitfed.costs.measure import segment_flops
 from splitfed.models.lenet import lenet
 from splitfed.models.residual import Block
 from splitfed.topologies.vanilla import vanilla

@@ -21,11 +21,11 @@ from splitfed.core.example_pass import pass_example
 from splitfed.core.model_snapshot import ModelSnapshot, drawn_packages, generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.costs.bytes import backward_bytes
 from splitfed.threats.retraining import fresh
 from splitfed.topologies import multi_hop, vanilla
 from tests.core.cut_idioms import Counting, Net, ends, frozen_unless_traced, leak
 from tests.examples import engine_of
+from tests.predicted_bytes import backward_bytes
 
 DECAY = Optim("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1})
 

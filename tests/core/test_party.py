@@ -15,10 +15,10 @@ from splitfed.core.random import derive, stream
 from splitfed.core.step_state import forward_seed
 from splitfed.core.tasks import classification, regression
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.costs.bytes import backward_bytes
 from splitfed.engines.local import LocalEngine
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import Dropped, InPlaceAfterCut, assert_same, engine_of, images
+from tests.predicted_bytes import backward_bytes
 from tests.rounding import UNIT, single
 
 RATE = 0.1

@@ -23,7 +23,7 @@ from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.example_pass import pass_example
 from splitfed.core.replay import ReplayedSegment
-from splitfed.costs.flops import segment_flops
+from splitfed.costs.measure import segment_flops
 from splitfed.defenses import Noise
 from splitfed.schedules import SplitFedV1
 from splitfed.topologies import multi_hop, vanilla

@@ -26,10 +26,10 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Protects, Pure
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.costs.bytes import step_bytes
 from splitfed.defenses import GaussianRelease, Noise, Quantization
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla
 from tests.examples import engine_of, placed
+from tests.predicted_bytes import step_bytes
 
 ROWS, LENGTH, WIDTH, WORDS = 24, 6, 8, 12
 DECAY = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})

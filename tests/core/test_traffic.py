@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from splitfed.core.topology import Topology
-from splitfed.costs.bytes import epoch_bytes, forward_bytes, step_bytes, weight_bytes
+from splitfed.costs.bytes import forward_bytes, weight_bytes
 from splitfed.engines.local import LocalEngine
 from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8
@@ -16,6 +16,7 @@ from splitfed.schedules.base import Training
 from splitfed.schedules.sequential import Sequential
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import InPlaceAfterCut, SmallUNet, engine_of, images
+from tests.predicted_bytes import epoch_bytes, step_bytes
 from tests.thinning import thin
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {

@@ -14,9 +14,9 @@ from splitfed.core.module_copies import deep_copy
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.costs.bytes import step_bytes
 from tests.core.idioms import DECAY, left_alone
 from tests.examples import placed
+from tests.predicted_bytes import step_bytes
 
 CLASSES = 4
 

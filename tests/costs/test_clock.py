@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.costs.bytes import step_bytes
 from splitfed.costs.clock import Clock, party_names
-from splitfed.costs.flops import SegmentCost, segment_flops
 from splitfed.costs.han import HanSetting, federated_latency, local_loss_latency, splitfed_latency
+from splitfed.costs.measure import SegmentCost, segment_flops
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.costs.steps import StepShape, step_shape
 from splitfed.models.lenet import lenet
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet
+from tests.predicted_bytes import step_bytes
 
 CLIENT = Machine(compute=2, up=8, down=8)
 SERVER = Machine(compute=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
@@ -14,11 +15,11 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.costs.bytes import epoch_bytes, step_bytes, weight_bytes
-from splitfed.costs.crossover import Crossover, over_clients, over_parameters, sizes_of
-from splitfed.costs.singh import Sizes, split_total
+from splitfed.costs.bytes import weight_bytes
+from splitfed.costs.singh import Crossover, Sizes, over_clients, sizes_of, split_total
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.topologies import vanilla
+from tests.predicted_bytes import epoch_bytes, step_bytes
 
 pytestmark = pytest.mark.drawn
 
@@ -33,26 +34,17 @@ def two_layers() -> tuple[Topology, TopologyFacts]:
 def test_over_clients_by_hand() -> None:
     """2pq = 800 floats whatever the clients, 250 more handed over a client; federated 2000 a client; 4 bytes each."""
     found = over_clients(SIZES, [1, 2])
-    assert found == Crossover("clients", (1, 2), (4200, 5200), (8000, 16000), pytest.approx(800 / 1750))
+    assert found == Crossover((1, 2), (4200, 5200), (8000, 16000), pytest.approx(800 / 1750))
     assert over_clients(SIZES, [1, 2], hand_over=False).split == (3200, 3200)
-    assert over_clients(SIZES, [1], itemsize=2).federated == (4000,)
-
-
-def test_over_parameters_by_hand() -> None:
-    found = over_parameters(SIZES, [100, 400])
-    assert found.split == ((800 + 100) * 4, (800 + 400) * 4)
-    assert found.federated == (2 * 100 * 4 * 4, 2 * 400 * 4 * 4)
-    assert found.threshold == pytest.approx(800 / 1.75 / 4)
 
 
 @pytest.mark.parametrize("hand_over", [True, False])
 def test_the_lines_cross_at_the_threshold(hand_over: bool) -> None:
-    for sweep in (over_clients, over_parameters):
-        small = Sizes(clients=3, parameters=20, client_share=0.25, examples=80, cut_width=5)
-        at = sweep(small, [1], hand_over).threshold
-        around = sweep(small, [int(at), int(at) + 1], hand_over)
-        assert around.split[0] >= around.federated[0]
-        assert around.split[1] < around.federated[1]
+    small = Sizes(clients=3, parameters=20, client_share=0.25, examples=80, cut_width=5)
+    at = over_clients(small, [1], hand_over).threshold
+    around = over_clients(small, [int(at), int(at) + 1], hand_over)
+    assert around.split[0] >= around.federated[0]
+    assert around.split[1] < around.federated[1]
 
 
 def test_sizes_of_a_topology_give_the_bytes_that_cross_but_for_labels() -> None:
@@ -94,17 +86,18 @@ def test_labels_are_counted_once_a_hop() -> None:
 @pytest.mark.exhaustive
 def test_the_crossover_plot_marks_the_threshold() -> None:
     settings = plt.rcParams.copy()
-    found = over_clients(SIZES, [1, 10, 100]), over_parameters(SIZES, [10, 100, 1000])
+    small = replace(SIZES, parameters=20)
+    found = over_clients(SIZES, [1, 10, 100]), over_clients(small, [10, 100, 1000])
     text = plot_crossovers(found, "cost")
     ElementTree.fromstring(text)
     assert "split learning sends less throughout" in text
-    assert "split learning sends less from 115 parameters on" in text
-    for word in ("federated learning", "number of clients", "parameters of the model", "kB an epoch", 'id="cost-'):
+    assert "split learning sends less from 23 clients on" in text
+    for word in ("federated learning", "number of clients", "kB an epoch", 'id="cost-'):
         assert word in text
     assert plot_crossovers(found, "cost") == text
     assert plt.get_fignums() == []
     assert plt.rcParams == settings
-    far = over_parameters(SIZES, [1, 10])
+    far = over_clients(small, [1, 10])
     assert "federated learning sends less throughout" in plot_crossovers([far], "cost")
 
 

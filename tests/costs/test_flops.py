@@ -14,7 +14,7 @@ from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.costs.flops import SegmentCost, role_flops, segment_flops
+from splitfed.costs.measure import SegmentCost, role_flops, segment_flops
 from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import Dropped, InPlaceAfterCut, SmallUNet

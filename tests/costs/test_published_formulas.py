@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from splitfed.core.errors import InvalidInput
-from splitfed.costs import han, sglr, singh, splitfed_paper
+from splitfed.costs import han, singh, splitfed_paper
 
 SIZES = singh.Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
 TIMES = splitfed_paper.Times(train=7, rate=10, average=3)
@@ -59,9 +59,9 @@ def test_splitfed_by_hand() -> None:
 
 def test_sglr_by_hand() -> None:
     """400 floats up; down the others' share of 400, and one broadcast of 5."""
-    assert sglr.communication_total(SIZES, 0) == 805
-    assert sglr.communication_total(SIZES, 0.5) == 605
-    assert sglr.communication_total(SIZES, 1) == 405
+    assert singh.common_gradient_total(SIZES, 0) == 805
+    assert singh.common_gradient_total(SIZES, 0.5) == 605
+    assert singh.common_gradient_total(SIZES, 1) == 405
 
 
 def test_han_by_hand() -> None:
@@ -141,7 +141,7 @@ def test_at_the_papers_constants_the_smallest_client_is_the_fastest_for_few() ->
         (lambda: replace(TIMES, train=-1), "train=-1 is not allowed"),
         (lambda: replace(HAN, forward_share=-0.1), "forward_share=-0.1 is not allowed; expected a number in [0, 1]"),
         (lambda: replace(HAN, server_power=float("inf")), "server_power=inf is not allowed"),
-        (lambda: sglr.communication_total(SIZES, 2), "common_share=2 is not allowed"),
+        (lambda: singh.common_gradient_total(SIZES, 2), "common_share=2 is not allowed"),
         (
             lambda: splitfed_paper.epoch_time("splitfed", SIZES, TIMES),
             "unknown method 'splitfed'; did you mean 'splitfed_v",

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from splitfed.data import Table, align, feed
+from splitfed.data.alignment.align import Counts
 from splitfed.data.alignment.keys import AlignmentMessage
-from splitfed.data.alignment.report import Counts
 from tests.examples import refusal
 
 # ann, bob and eve are known to both; ida to the bank alone, zoe to the clinic alone, and she stands there twice.

@@ -136,7 +136,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"x": torch.zeros(4, 2, device="meta")},
-        "toy: x is on meta; expected cpu; batches are moved to a device when they are used",
+        "toy: x is on meta; expected cpu; batches are moved to a device when used",
     ),
     ({"y": torch.zeros(4, dtype=torch.int64, device="meta")}, "toy: y is on meta; expected cpu, like x"),
     ({"y": torch.tensor([0, 1])}, "toy: x has 4 rows and y has shape (2,); expected a label a row"),

@@ -11,12 +11,8 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.data import from_arrays
-from splitfed.data.partitions.by_domain import by_domain
-from splitfed.data.partitions.dirichlet import dirichlet
-from splitfed.data.partitions.iid import iid
-from splitfed.data.partitions.pathological import pathological
-from splitfed.data.partitions.uneven_classes import uneven_classes
-from splitfed.data.stratified import apportion, take
+from splitfed.data.partitions import by_domain, dirichlet, iid, pathological, uneven_classes
+from splitfed.data.split import apportion, take
 
 
 def covers(parts: list[Tensor], rows: int) -> bool:

@@ -60,9 +60,12 @@ def test_refused(public: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (torch.tensor([0, 35]), r"^client0 shows row 35; expected training rows, 0 to 34, each once$"),
-        (torch.tensor([3, 3]), r"^client0 shows a row twice; expected training rows, 0 to 34, each once$"),
-        (torch.tensor([1.0]), r"^client0 shows rows of shape \(1,\) and type float32 on cpu; expected"),
+        (torch.tensor([0, 35]), r"^client0: shown has no row 35; expected 0 to 34$"),
+        (torch.tensor([3, 3]), r"^client0: shown has a row twice; expected training rows, each once$"),
+        (
+            torch.tensor([1.0]),
+            r"^client0: shown: indices of rows have shape \(1,\) and are float32; expected \(rows,\) whole",
+        ),
     ],
 )
 def test_shown_rows_are_training_rows(shown: torch.Tensor, text: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.ciphertexts import BATCH, ROWS, decrypt, encrypt
-from splitfed.encryption.convolution import convolution
+from splitfed.encryption.linear import convolution
 from tests.encryption.examples import keys
 
 

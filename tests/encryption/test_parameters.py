@@ -12,9 +12,8 @@ import pytest
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import message_bytes
-from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, preset
-from splitfed.encryption.planner import choose_parameters
-from splitfed.encryption.sizes import measure_sizes, stored_sizes
+from splitfed.encryption.parameter_fit import choose_parameters
+from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, STORED_SIZES, CkksParameters, measure_sizes, preset
 from tests.encryption.examples import keys
 
 
@@ -87,7 +86,7 @@ def test_stated_bytes_of_rotation_keys_are_those_of_real_ones() -> None:
 
 def test_parameters_of_no_preset_are_measured() -> None:
     other = CkksParameters(degree=4096, moduli=(40, 28, 40), scale_bits=28)
-    assert stored_sizes(other.degree, other.moduli) is None
+    assert (other.degree, other.moduli) not in STORED_SIZES
     assert other.ciphertext_bytes == measure_sizes(4096, (40, 28, 40), 28).ciphertext
     assert other.ciphertext_bytes == pytest.approx(PRESETS["depth_1_coarse"].ciphertext_bytes, rel=0.05)
 

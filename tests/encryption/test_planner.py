@@ -14,8 +14,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.encryption.arithmetic import square
 from splitfed.encryption.ciphertexts import CONSTANTS, encrypt
 from splitfed.encryption.linear import linear, linear_encrypted
+from splitfed.encryption.parameter_fit import choose_parameters
 from splitfed.encryption.parameters import PRESETS
-from splitfed.encryption.planner import choose_parameters
 from tests.encryption.examples import keys
 
 

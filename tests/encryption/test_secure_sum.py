@@ -16,10 +16,10 @@ import splitfed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Recording
 from splitfed.encryption import EncryptedSum, secure_sum as encrypted_sum
-from splitfed.encryption.ciphertexts import load_ciphertexts
+from splitfed.encryption.ciphertexts import SLOTS, load_ciphertexts, message_bytes
 from splitfed.encryption.key_search import find_secret_keys
 from splitfed.encryption.keys import KeyHolder, to_uint8
-from splitfed.encryption.secure_sum import public_context_bytes, read_public_context, vector_bytes
+from splitfed.encryption.secure_sum import public_context_bytes, read_public_context
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.planning.plan import cost
@@ -224,7 +224,7 @@ def test_messages_by_hand() -> None:
     engine = engine_for(plan, 3)
     plan.round(engine, Training(1), 0, {})
     flows = {(f.kind, f.sender, f.receiver): n for f, n in engine.traffic.flows.items() if f.kind in TO_SERVER}
-    context, vector = public_context_bytes(PLAN.parameters), vector_bytes(PLAN.parameters, 1)
+    context, vector = public_context_bytes(PLAN.parameters), message_bytes(PLAN.parameters, SLOTS, (1, 1))
     expected = {("mean", "client0", FED): (1, 8), ("total weight", "client0", FED): (1, 8)}
     expected |= {("public context", "client0", FED): (1, context)}
     for other in ("client1", "client2"):

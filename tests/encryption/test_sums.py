@@ -33,7 +33,6 @@ from splitfed.encryption.secure_sum import (
     public_context_message,
     read_public_context,
     sum_parameters,
-    vector_bytes,
 )
 from tests.encryption.examples import keys
 
@@ -92,7 +91,7 @@ def test_messages_of_a_sum_have_the_lengths_that_were_stated() -> None:
     pair = holder(0)
     for count in (1, 2048, 3000):
         content = encrypt_vector(numbers(count), pair.public)
-        assert len(content) == vector_bytes(pair.parameters, count)
+        assert len(content) == message_bytes(pair.parameters, SLOTS, (1, count))
         assert len(add_vectors([arrived(numbers(count))] * 3).to_tensor()) == len(content)
     message = public_context_message(pair.public)
     assert len(message) == public_context_bytes(pair.parameters)

@@ -114,31 +114,58 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a changed number": (FLIPPED, "message: the bytes of 'z' do not match their checksum; they were changed"),
     "half a payload": (WHOLE[:-5], "message: 'z' ends after 19 of 24 bytes; it was cut off"),
     "more than a payload": (WHOLE + b"12", "message: 2 bytes follow the last tensor; expected none"),
-    "brackets": (WHOLE[:6] + struct.pack("<II", len(DEEP), zlib.crc32(DEEP)) + DEEP, "message: the header is not JSON"),
-    "a list": (_rewritten(lambda header: [1]), "message: the header is not a JSON object"),
-    "no kind": (_rewritten(lambda h: h.update(kind=3)), "message: kind=3 is not allowed; expected a str"),
+    "brackets": (
+        WHOLE[:6] + struct.pack("<II", len(DEEP), zlib.crc32(DEEP)) + DEEP,
+        "message: in the header, it cannot be read: Invalid JSON: recursion limit",
+    ),
+    "a list": (_rewritten(lambda header: [1]), "message: in the header, it cannot be read: Input should be an object"),
+    "no kind": (
+        _rewritten(lambda h: h.update(kind=3)),
+        "message: in the header, kind='3' is not allowed: Input should be a valid string",
+    ),
     "packed": (
         _rewritten(lambda h: h.update(packed=-1)),
-        "message: packed=-1 is not allowed; expected a number of byt",
+        "message: in the header, packed='-1' is not allowed: Input should be greater than or equal to 0",
     ),
-    "byte order": (_rewritten(lambda h: h.update(order=OTHER)), f"message: byte order '{OTHER}' is not that of this m"),
+    "byte order": (
+        _rewritten(lambda h: h.update(order=OTHER)),
+        f"message: in the header, order={OTHER!r} is not allowed: Input should be {sys.byteorder!r}",
+    ),
     "stamp": (
         _rewritten(lambda h: h.update(stamp=["train", 0, 0, 1.5, ""])),
-        "message: stamp=['train', 0, 0, 1.5, '']",
+        "message: in the header, stamp.3='1.5' is not allowed: Input should be a valid integer",
     ),
-    "no name": (_entry(name=None), "message: a tensor without a name is not allowed; the header has "),
-    "dtype": (_entry(dtype="object"), "message: dtype='object' of 'z' is not allowed; expected float32 or such"),
-    "a list as dtype": (_entry(dtype=[]), "message: dtype=[] of 'z' is not allowed; expected float32 or such"),
-    "shape": (_entry(shape=[2, -3]), "message: 'z' of shape [2, -3] with strides [3, 1] is not allowed"),
-    "true": (_entry(shape=[2, True]), "message: 'z' of shape [2, True] with strides [3, 1] is not allowed"),
+    "no name": (
+        _entry(name=None),
+        "message: in the header, tensors.0.name='None' is not allowed: Input should be a valid string",
+    ),
+    "dtype": (
+        _entry(dtype="object"),
+        "message: in the header, tensors.0.dtype='object' is not allowed: Input should be 'float64', 'float32'",
+    ),
+    "a list as dtype": (
+        _entry(dtype=[]),
+        "message: in the header, tensors.0.dtype='[]' is not allowed: Input should be 'float64', 'float32'",
+    ),
+    "shape": (
+        _entry(shape=[2, -3]),
+        "message: in the header, tensors.0.shape.1='-3' is not allowed: Input should be greater",
+    ),
+    "true": (
+        _entry(shape=[2, True]),
+        "message: in the header, tensors.0.shape.1='True' is not allowed: Input should be a valid integer",
+    ),
     "bytes": (_entry(bytes=20), "message: 'z' has 20 bytes; torch.float32 of shape (2, 3) takes 24"),
     "a bomb": (
         _entry(shape=[2**40, 3], bytes=3 * 2**42),
-        "message: 'z' has 13194139533312 bytes; torch.float32 of shape (1099511627776, 3) takes 13194139533312",
+        "message: in the header, tensors.0.bytes='13194139533312' is not allowed: Input should be less than or",
     ),
     "strides with gaps": (_entry(strides=[6, 1]), "message: strides [6, 1] leave gaps in shape (2, 3), or overlap"),
     "strides that overlap": (_entry(strides=[1, 1]), "message: strides [1, 1] leave gaps in shape (2, 3), or overlap"),
-    "layout": (_entry(layout=[3]), "message: layout=[3] of 'z' is not allowed; expected strides and a lead"),
+    "layout": (
+        _entry(layout=[3]),
+        "message: in the header, tensors.0.layout.0='3' is not allowed: Input should be a valid array",
+    ),
     "another layout": (_entry(layout=[[3], 0]), "message: layout=[[3], 0] does not fit 'z' of shape (2, 3)"),
     "a layout as a bomb": (_entry(layout=[[2**40, 1], 0]), "message: layout=[[1099511627776, 1], 0] does not fit 'z'"),
     "a layout as a smaller bomb": (_entry(layout=[[2**33, 1], 0]), "message: layout=[[8589934592, 1], 0] does not fit"),
@@ -149,9 +176,12 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "no checksum": (
         _rewritten(lambda h: h["tensors"][0].pop("crc32") and None),
-        "message: crc32=None of 'z' is not allowed; expected a number",
+        "message: in the header, tensors.0.crc32=",
     ),
-    "a text as checksum": (_entry(crc32="1"), "message: crc32='1' of 'z' is not allowed; expected a number"),
+    "a text as checksum": (
+        _entry(crc32="1"),
+        "message: in the header, tensors.0.crc32='1' is not allowed: Input should be a valid integer",
+    ),
     "twice": (
         _rewritten(lambda h: h["tensors"].append(h["tensors"][0])),
         "message: tensor 'z' appears twice; expected ",

@@ -25,8 +25,8 @@ from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.data import Dataset, digits, from_arrays, mnist5k
 from splitfed.matching import MEASURES, Client, Matcher, Repository
+from splitfed.matching.matcher import Rejection, fit_rejection
 from splitfed.matching.measures import Reference
-from splitfed.matching.rejection import Rejection, fit_rejection
 from splitfed.models import build
 from splitfed.topologies import vanilla
 from tests.thinning import thin

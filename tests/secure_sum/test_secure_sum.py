@@ -19,11 +19,9 @@ from splitfed.poisoning import SignFlip
 from splitfed.schedules import Blind, LocalLoss, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
 from splitfed.secure_sum.base import Residues
-from splitfed.secure_sum.keys import Setup
-from splitfed.secure_sum.masked_sum import SecureSum
+from splitfed.secure_sum.keys import PRIME, Setup, reconstruct, share
+from splitfed.secure_sum.masked_sum import SecureSum, unmask_sum
 from splitfed.secure_sum.member import Member
-from splitfed.secure_sum.server import unmask_sum
-from splitfed.secure_sum.shamir import PRIME, reconstruct, share
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.core.test_participation import engine_for

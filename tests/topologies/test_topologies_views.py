@@ -15,7 +15,6 @@ from splitfed.core.messages import Message, Recording
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.costs.bytes import epoch_bytes
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
@@ -25,6 +24,7 @@ from splitfed.training.run import Run
 from tests.core.test_isolation import FiniteCheck
 from tests.examples import block, columns, placed, toy_data
 from tests.object_graph import holdings
+from tests.predicted_bytes import epoch_bytes
 
 ROWS, CLASSES = 8, 10
 TWO = {"a": 3, "b": 5}

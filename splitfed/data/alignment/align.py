@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names
-from splitfed.data.alignment.keys import Intersect, Intersection, Key, in_clear, in_order
-from splitfed.data.alignment.report import Alignment, Counts, Report
+from splitfed.data.alignment.keys import AlignmentMessage, Intersect, Intersection, Key, in_clear, in_order
 from splitfed.data.alignment.table import Table, contents, keys_of
+from splitfed.data.dataset import Dataset
 from splitfed.data.features import adjacent_features
 from splitfed.data.from_python import RowType, TaskLike, as_task, from_arrays
 
@@ -93,3 +94,66 @@ def _check_enough(offered: Mapping[str, list[Key]], most: int, minimum: int) -> 
     if most < minimum:
         sizes = ", ".join(f"{party!r} (with {len(mine)})" for party, mine in offered.items())
         raise InvalidInput(f"at most {most} keys are common to {sizes}; expected at least minimum={minimum}")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of one party's rows: `rows` = `left_out` + `unmatched` + `kept`.
+
+    `repeated`: keys that occur in more than one row, and `left_out` the rows not used for that reason; `unmatched`:
+    rows whose key some other party lacks.
+    """
+
+    rows: int
+    repeated: int
+    left_out: int
+    unmatched: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts by party, and every message of an alignment, in order. `str()` gives a table."""
+
+    parties: Mapping[str, Counts]
+    crossings: tuple[AlignmentMessage, ...]
+
+    @property
+    def messages(self) -> int:
+        """Number of messages sent."""
+        return len(self.crossings)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(crossing.size for crossing in self.crossings)
+
+    def __str__(self) -> str:
+        head = ("party", "rows", "repeated keys", "left out", "unmatched", "kept")
+        lines = [
+            head,
+            *((p, *map(str, (c.rows, c.repeated, c.left_out, c.unmatched, c.kept))) for p, c in self.parties.items()),
+        ]
+        width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        table = [
+            "  ".join([party.ljust(width), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
+            for party, *cells in lines
+        ]
+        return "\n".join([*table, f"{self.messages} messages, {self.bytes} bytes sent"])
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The common records of several parties.
+
+    dataset: their rows, with a feature for each party that holds x. rows: party -> (n,) int64, the positions of these
+    rows in its table. keys: the keys of these rows, known to the parties; empty if rows were matched by position.
+    """
+
+    dataset: Dataset
+    keys: tuple[Key, ...]
+    rows: Mapping[str, Tensor]
+    report: Report
+
+    def __repr__(self) -> str:
+        return f"Alignment({len(self.dataset)} records of {', '.join(self.rows)})"

@@ -9,9 +9,8 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput
 from splitfed.data import arrays
-from splitfed.data.array_rows import ArrayRows
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import RowType, TaskLike, labelled
+from splitfed.data.from_python import ArrayRows, RowType, TaskLike, labelled
 from splitfed.data.sources.files import existing_file
 
 

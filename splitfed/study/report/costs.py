@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from splitfed.costs.crossover import Crossover, over_clients
-from splitfed.costs.singh import Sizes
+from splitfed.costs.singh import Crossover, Sizes, over_clients
 from splitfed.study.config.run_spec import COMPUTATION
 from splitfed.study.report.data import Json, Setting, by_round, scored_utility, shared_rounds
 from splitfed.study.results import RunResult

@@ -9,9 +9,17 @@ from pathlib import Path
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Topology, member
-from splitfed.costs import han, sglr, splitfed_paper
-from splitfed.costs.crossover import sizes_of
-from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
+from splitfed.costs import han, splitfed_paper
+from splitfed.costs.singh import (
+    Sizes,
+    common_gradient_total,
+    crossover,
+    federated_client,
+    federated_total,
+    sizes_of,
+    split_client,
+    split_total,
+)
 from splitfed.data.dataset import Dataset
 from splitfed.planning.computation import plan_of
 from splitfed.planning.example_passes import facts_with
@@ -122,7 +130,7 @@ def schedule_formulas(s: Sizes) -> Json:
         "sequential": (thapa, splitfed_paper.communication_total("split", s)),
         "splitfed_v1": (thapa, splitfed_paper.communication_total("splitfed_v1", s)),
         "splitfed_v2": (thapa, splitfed_paper.communication_total("splitfed_v2", s)),
-        "sglr": ("Pal et al., 2021", sglr.communication_total(s, load("schedules", "sglr").phi)),
+        "sglr": ("Pal et al., 2021", common_gradient_total(s, load("schedules", "sglr").phi)),
         "local_loss": ("Han, Bhatti, Lee, Moon, 2021", han.local_loss_communication(_han_setting(s))),
     }
     return {name: {"source": source, "total": total} for name, (source, total) in totals.items()}

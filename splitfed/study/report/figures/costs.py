@@ -9,12 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from splitfed.core.errors import InvalidInput
-from splitfed.costs.crossover import Crossover
+from splitfed.costs.singh import Crossover
 from splitfed.drawing.figure import DASHES, MARKERS, PALETTE, Panel, Rule, Series, draw_svg
 
 Line = tuple[Sequence[float], Sequence[float]]  # times, accuracies
 Curve = tuple[str, Sequence[float], Sequence[float]]  # label, times, accuracies
-_TITLES = {"clients": "number of clients", "parameters": "parameters of the model"}
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _SPANS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
@@ -69,8 +68,8 @@ def _crossover_panel(one: Crossover) -> Panel:
         title = "split learning sends less throughout"
     elif one.threshold <= max(one.values):
         crossing = [Rule(one.threshold, None, {"ls": ":", "lw": 1.4}, upright=True)]
-        title = f"split learning sends less from {math.ceil(one.threshold):,} {one.over} on"
-    titles = {"title": title, "xlabel": _TITLES[one.over], "ylabel": f"{unit} an epoch, all clients"}
+        title = f"split learning sends less from {math.ceil(one.threshold):,} clients on"
+    titles = {"title": title, "xlabel": "number of clients", "ylabel": f"{unit} an epoch, all clients"}
     return Panel(lines, crossing, {"yscale": "log", **titles}, x_axis="log")
 
 
