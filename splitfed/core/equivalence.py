@@ -227,7 +227,7 @@ def _compare(
             changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone)
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
-        elif not original.cuts and (shared := snapshot.shared_changes()):
+        elif error.in_outputs and not original.cuts and (shared := snapshot.shared_changes()):
             what, advice = f"forward changes the {shared[0]}", _SHARED
         elif not _repeats(lambda: make_sides()[0], batches):
             what, advice = "the uncut model itself does not repeat its results from the same seeds", UNREPEATED

@@ -269,6 +269,10 @@ def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) 
     called = {operation.name.rpartition(".")[0] for operation in recording.operations if operation.whole} - {""}
     for target in (cut.target for cut in cuts if not recording.starts[cut.target]):
         module, owner = model.get_submodule(target), target.rpartition(".")[0]
+        try:
+            check_references(model, type(model).__name__)
+        except InvalidInput as error:
+            raise InvalidInput(f"submodule {target!r} is not called by a copy of {kind}: {error}") from error
         if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and len(module):
             element = next(name for name, _ in module.named_children())
             raise InvalidInput(

@@ -62,7 +62,7 @@ class StandIns:
         return StandIns({name: made.stand_in(value) for name, value in values.items()}, made.kept_alive)
 
 
-class Absent:
+class Unheld:
     """Stands for something of which no form without numbers is known; whatever asks it for anything fails."""
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class Blanking:
             stays = self._copies or (self._few and isinstance(value, _WHOLE))
             return value if stays or (named and self._settings) else _blank(value)
         self._held.append(value)  # so that no identity is used twice
-        self._made[id(value)] = Absent()  # of what leads back to itself
+        self._made[id(value)] = Unheld()  # of what leads back to itself
         self._made[id(value)] = made = self._make(value)
         return made
 
@@ -160,7 +160,7 @@ class Blanking:
             try:
                 made = base_of(value, tuple, frozenset).__new__(type(value), found)
             except TypeError:  # a class of Python's own, which makes its objects by itself
-                return Absent()
+                return Unheld()
         elif made is not value:
             (made.update if isinstance(made, set) else made.extend)(found)
         return self._with_attributes(made, value, same and len(made) == len(items))
@@ -174,7 +174,7 @@ class Blanking:
         for key, one in zip(keys, found, strict=True):
             dict.__setitem__(made, key, one)
         same = all(map(operator.is_, (*dict.keys(value), *dict.values(value)), (*keys, *found)))
-        return self._with_attributes(made, value, same) if len(made) == len(before) else Absent()
+        return self._with_attributes(made, value, same) if len(made) == len(before) else Unheld()
 
     def _with_attributes(self, made: Any, value: Any, same: bool) -> Any:
         """Return `made`, a container like `value`, with such attributes too; `value` where all in it is the `same`."""
@@ -250,9 +250,9 @@ class Blanking:
             return value
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
-            return value if isinstance(owner, (*_PROGRAM, type(None))) else Absent()
+            return value if isinstance(owner, (*_PROGRAM, type(None))) else Unheld()
         if not (table or slots) or hides_state(kind):
-            return Absent()
+            return Unheld()
         before = {**table, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
         try:
             made = object.__new__(kind)
@@ -283,7 +283,7 @@ def _numbers_behind(value: Any) -> Iterable[None]:
 def _blank(number: Any) -> Any:
     """Return what stands for `number`: not a number, or of whole ones the least; nothing where its type has neither."""
     if isinstance(number, (range, slice)):
-        return Absent()
+        return Unheld()
     if isinstance(number, np.generic):
         return _blank_array(np.asarray(number))[()]
     if isinstance(number, (bool, Integral)):
@@ -293,7 +293,7 @@ def _blank(number: Any) -> Any:
             return type(number)(text)
         except (TypeError, ValueError, ArithmeticError):
             continue
-    return Absent()
+    return Unheld()
 
 
 def _blank_array(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
