@@ -77,23 +77,32 @@ def check_held_rows(topology: Topology, data: Federation) -> None:
 
 @dataclass
 class _Wanted:
-    """Digests of the rows of `width` numbers in the arrays that segments hold."""
+    """The rows of `width` numbers in the arrays that segments hold; digests of those that start as rows of data do."""
 
     width: int
     held: Sequence[tuple[Segment, HeldArray]]
-    by_digest: dict[bytes, tuple[Segment, HeldArray]] = field(init=False)
+    rows: list[tuple[Array, tuple[Segment, HeldArray]]] = field(init=False)
     firsts: Array = field(init=False)
+    started: set[float] = field(init=False, default_factory=set)
+    by_digest: dict[bytes, tuple[Segment, HeldArray]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = [(rows, pair) for pair in self.held for rows in _as_rows(pair[1], self.width)]
-        self.by_digest = {digest: pair for rows, pair in found for _, digest in _digests(rows)}
-        self.firsts = np.concatenate([_plain(rows[:, 0]) for rows, _ in found] or [np.zeros(0, np.float32)])
+        self.rows = [(rows, pair) for pair in self.held for rows in _as_rows(pair[1], self.width)]
+        self.firsts = np.unique(np.concatenate([_plain(rows[:, 0]) for rows, _ in self.rows] or [np.zeros(0)]))
+
+    def digest(self, firsts: Array) -> None:
+        """Digest all held rows that start with one of `firsts`."""
+        if len(new := np.setdiff1d(firsts, np.array(list(self.started), np.float32))):
+            self.started.update(new.tolist())
+            for rows, pair in self.rows:
+                self.by_digest |= dict.fromkeys((digest for _, digest in _digests(rows, new)), pair)
 
     def check(self, part: str, source: RowSource) -> None:
         """Raise `InvalidInput` for the first of the rows of `source`, described by `part`, that a segment holds."""
         start = 0
-        for few in blocks(source) if self.by_digest else ():
+        for few in blocks(source) if len(self.firsts) else ():
             rows = few.detach().cpu().numpy().reshape(len(few), -1)
+            self.digest(np.intersect1d(_plain(rows[:, 0]), self.firsts))
             for number, digest in _digests(rows, self.firsts):
                 if (found := self.by_digest.get(digest)) is not None:
                     segment, one = found
@@ -139,9 +148,9 @@ def _plain(numbers: Array) -> Array:
     return np.ascontiguousarray(numbers, dtype=np.float32) + np.float32(0)  # -0 is 0
 
 
-def _digests(rows: Array, firsts: Array | None = None) -> Iterator[tuple[int, bytes]]:
+def _digests(rows: Array, firsts: Array) -> Iterator[tuple[int, bytes]]:
     """Yield number and digest of each of `rows` (n, width) that is informative, and starts like one of `firsts`."""
-    chosen = np.arange(len(rows)) if firsts is None else np.isin(_plain(rows[:, 0]), firsts).nonzero()[0]
+    chosen = np.isin(_plain(rows[:, 0]), firsts).nonzero()[0]
     plain = _plain(rows[chosen])
     fractions = (plain != np.round(plain)).any(1)
     bends = (np.diff(plain, n=2, axis=1) != 0).sum(1)
