@@ -33,7 +33,7 @@ from splitfed.core.code_kinds import is_installed
 from splitfed.core.held_arrays import followed
 from splitfed.core.object_kinds import kind_of
 from splitfed.core.payload import not_dense
-from splitfed.core.plain_values import attributes_of, base_of, slots_of
+from splitfed.core.plain_values import attributes_of, base_of, entries_of, refill, slots_of
 from splitfed.core.unchanging import VALUES, hides_state, is_closed, is_unchanging
 
 SCALARS = (Number, np.bool_, str, type(None), torch.dtype, torch.device, enum.Enum)
@@ -167,13 +167,12 @@ class Blanking:
 
     def _of_table(self, value: Any) -> Any:
         self._made[id(value)] = made = copy.copy(value)
-        made.clear()
-        before = list(dict.items(value))
+        refill(made, {})
+        before = entries_of(value)
         keys = self._keys([key for key, _ in before])
         found = [self.stand_in(one, isinstance(key, str)) for key, one in before]
-        for key, one in zip(keys, found, strict=True):
-            dict.__setitem__(made, key, one)
-        same = all(map(operator.is_, (*dict.keys(value), *dict.values(value)), (*keys, *found)))
+        refill(made, dict(zip(keys, found, strict=True)))
+        same = all(key is k and one is v for (key, one), k, v in zip(before, keys, found, strict=True))
         return self._with_attributes(made, value, same) if len(made) == len(before) else Unheld()
 
     def _with_attributes(self, made: Any, value: Any, same: bool) -> Any:
@@ -250,7 +249,7 @@ class Blanking:
             return value
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
-            return value if isinstance(owner, (*_PROGRAM, type(None))) else Unheld()
+            return value if (made := self.stand_in(owner)) is owner else getattr(made, value.__name__)
         if not (table or slots) or hides_state(kind):
             return Unheld()
         before = {**table, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}

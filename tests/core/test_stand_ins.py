@@ -9,7 +9,7 @@ import array
 import random
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -123,6 +123,7 @@ def tensor() -> Tensor:
 
 
 KEPT: Array = as_weak_array()
+KEPT_OBJECT = Frozen(list(NUMBERS))
 PARTS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor]]] = {
     "tensor": (tensor, lambda h, kept: h * kept),
     "tensor in a dict": (lambda: {"a": [tensor()]}, lambda h, kept: h * kept["a"][0]),
@@ -155,6 +156,9 @@ PARTS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor]]] = {
     "objects of one number": (lambda: [Frozen(one) for one in NUMBERS], lambda h, kept: kept[1].scale(h)),
     "attribute of a list": (named_list, lambda h, kept: scale(h, kept.table)),
     "list that holds itself": (itself, lambda h, kept: scale(h, kept[:WIDTH])),
+    "ordered dict": (lambda: OrderedDict(enumerate(NUMBERS)), lambda h, kept: scale(h, list(kept.values()))),
+    "method of a dict": (lambda: dict(enumerate(NUMBERS)).get, lambda h, kept: scale(h, [kept(i) for i in range(8)])),
+    "proxy": (lambda: weakref.proxy(KEPT_OBJECT), lambda h, kept: kept.scale(h)),
     "cached method": (lambda: lru_cache(Frozen(list(NUMBERS)).first), lambda h, kept: scale(h, kept(WIDTH))),
     "module in a list": (lambda: [teacher()], lambda h, kept: h + kept[0](h)),
     "module in an object": (Averaged, lambda h, kept: h + kept(h)),
