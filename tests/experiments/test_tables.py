@@ -351,4 +351,4 @@ def test_method_forms_tell_the_schedule_or_the_reason(tmp_path: Path) -> None:
     text = method_forms.show(done)
     assert f"| {learns['accuracy']:.2f} splitfed_v3 |" in text
     assert "no (1)" in text
-    assert "\n1. fml needs clients of one party" in text
+    assert "\n1. fedkd needs clients of one party" in text
