@@ -22,11 +22,10 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.private_values import FEATURES
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Method, MethodContext, MethodTraits, State
-from splitfed.federated.groups import Roles, averaging_roles, held_by
 from splitfed.federated.learner import Learner, LearnerWeights
 from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
-from splitfed.federated.topology_values import clients_hold_all, only_client
+from splitfed.federated.topology_values import Roles, averaging_roles, clients_hold_all, held_by, only_client
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
 
 

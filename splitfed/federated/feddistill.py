@@ -17,8 +17,10 @@ itself. A sum holds for the clients that finished its round: one that is not ask
 otherwise it stands with what it sent last.
 
 On a split replica the party that makes the output takes the means and the divergence: the client in a U-shape, the
-server, which is sent the labels of every step, in other forms. The rows cross once more a round for it. Clients start
-from the weights that the run's `starts` says: nothing is broadcast.
+server, which is sent the labels of every step, in other forms. The rows cross once more a round for it. In a group of
+several parties that own rows it is the one that makes the output, inside the group or outside of all groups. The output
+of a binary task, the score z of a sigmoid, counts as the two class scores (0, z). Clients start from the weights that
+the run's `starts` says: nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from splitfed.core.private_values import BOTH
 from splitfed.core.topology import Topology
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
+from splitfed.federated.distillation import check_class_scores, class_scores
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective
 from splitfed.federated.topology_values import (
     clients_hold_all,
     count_classes,
     making_segment,
-    only_client,
     only_head,
 )
 from splitfed.federated.uploads import SummedUploads, close_round, open_round
@@ -75,8 +77,9 @@ class FedDistill(SummedUploads):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a task without classes, and a secure sum of what clients do not send themselves."""
-        role, head = only_client("feddistill", topology), only_head("feddistill", topology)
-        if self.secure and head.role != role:
+        head = only_head("feddistill", topology, classes=False)
+        check_class_scores("feddistill", head)
+        if self.secure and topology.data_roles != (head.role,):
             raise InvalidInput(
                 f"feddistill secure sums what clients send; in topology {topology.name!r} role {head.role!r} makes the "
                 "scores and sends their means: take a whole model (splitfed.topologies.local) or a U-shape"
@@ -87,7 +90,8 @@ class FedDistill(SummedUploads):
         head = placement.topology.heads[0]
         if placement.role != head.role:
             return None
-        return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
+        classes = max(count_classes(head), 2)
+        return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, classes)
 
     def start(self, clients: int) -> State:
         """Return the empty state: `means`, client -> class -> mean scores; `sums`, those of the newest secure sum."""
@@ -184,14 +188,15 @@ class Follow(NoObjective):
             device = next(iter(means.values())).device
             goals, there = torch.zeros(self.classes, self.classes), torch.zeros(self.classes, 1)
             for label, scores in means.items():
-                goals[int(label)], there[int(label)] = functional.log_softmax(scores, 0), 1.0
+                goals[int(label)] = functional.log_softmax(class_scores(scores.view(1, -1)), 1)[0]
+                there[int(label)] = 1.0
             self._targets[client] = goals.to(device), there.to(device)
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return the weighted divergence of the batch from the mean scores of its labels."""
         if stamp.replica not in self._targets or self.weight == 0:
             return {}
-        scores, (goals, there) = made[self.value], self._targets[stamp.replica]
+        scores, (goals, there) = class_scores(made[self.value]), self._targets[stamp.replica]
         y = labels[self.value].view(-1).long().to(scores.device)
         found = functional.log_softmax(scores, 1)
         rows = functional.kl_div(found, goals[y].to(found), reduction="none", log_target=True)

@@ -46,7 +46,6 @@ from splitfed.core.topology import Head, Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import MutualDistillation, TeachingPair, accuracy, check_class_scores, score_second
-from splitfed.federated.groups import averaging_roles, held_by
 from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import (
     Mirror,
@@ -63,7 +62,7 @@ from splitfed.federated.shared_weights import (
     check_alike,
     check_unbound,
 )
-from splitfed.federated.topology_values import clients_hold_all, making_segment, only_head
+from splitfed.federated.topology_values import averaging_roles, clients_hold_all, held_by, making_segment, only_head
 from splitfed.federated.uploads import open_round
 
 

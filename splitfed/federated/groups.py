@@ -8,8 +8,8 @@ laboratories, and no party's message holds another's weights. All other methods 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -19,34 +19,6 @@ if TYPE_CHECKING:
     from splitfed.federated.learner import Learner
 
 T = TypeVar("T")
-
-
-class Roles(Protocol):
-    """The roles of some parties in a topology: those of a learner, or of a local objective's place."""
-
-    @property
-    def topology(self) -> Topology:
-        """The topology."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles."""
-
-
-def averaging_roles(topology: Topology, shared: Collection[str]) -> tuple[str, ...]:
-    """Return the roles that form federations of their own where the weights of the segments `shared` are averaged.
-
-    None where a client is a single party; a role whose segments hold no weights has nothing to average.
-    """
-    if len(topology.data_roles) == 1:
-        return ()
-    sharing = {s.role for s in map(topology.segment, shared) if s.module.state_dict()}
-    return tuple(role for role in topology.data_roles if role in sharing)
-
-
-def held_by(parties: Roles, segments: Collection[str]) -> tuple[str, ...]:
-    """Return those of `segments` that these parties hold."""
-    return tuple(name for name in segments if parties.topology.segment(name).role in parties.roles)
 
 
 def start_state(method: Method, topology: Topology, clients: int) -> State:

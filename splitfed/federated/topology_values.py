@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
 
 from splitfed.core.errors import InvalidInput, unknown
 
@@ -79,6 +80,34 @@ def makers(topology: Topology, value: str) -> tuple[str, ...]:
 def clients_hold_all(topology: Topology) -> bool:
     """Return whether every client is one party that holds a whole model."""
     return len(topology.data_roles) == 1 and all(s.role in topology.data_roles for s in topology.segments)
+
+
+class Roles(Protocol):
+    """The roles of some parties in a topology: those of a learner, or of a local objective's place."""
+
+    @property
+    def topology(self) -> Topology:
+        """The topology."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles."""
+
+
+def averaging_roles(topology: Topology, shared: Collection[str]) -> tuple[str, ...]:
+    """Return the roles that form federations of their own where the weights of the segments `shared` are averaged.
+
+    None where a client is a single party; a role whose segments hold no weights has nothing to average.
+    """
+    if len(topology.data_roles) == 1:
+        return ()
+    sharing = {s.role for s in map(topology.segment, shared) if s.module.state_dict()}
+    return tuple(role for role in topology.data_roles if role in sharing)
+
+
+def held_by(parties: Roles, segments: Collection[str]) -> tuple[str, ...]:
+    """Return those of `segments` that these parties hold."""
+    return tuple(name for name in segments if parties.topology.segment(name).role in parties.roles)
 
 
 def only_client(who: str, topology: Topology) -> str:

@@ -4,7 +4,8 @@ Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, sec
 extended vanilla and multi-task configurations are trained the same way.
 
 The parties of a vertical, extended or multi-task topology hold different features of the same records, so there is one
-replica. Use another schedule for several clients with records of their own.
+replica. Several groups with records of their own train each like this under "independent", where they share no party,
+and under "splitfed_v3", where they share a server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Joint(Schedule):
         if clients != 1:
             raise InvalidInput(
                 f"schedule 'joint' trains one group of parties on the records they share; {clients} clients were given "
-                "(take one, or a schedule for many, such as 'splitfed_v1')"
+                "(take one; or for several groups 'independent', which trains each like this, and 'splitfed_v3' where "
+                "they share a server)"
             )
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

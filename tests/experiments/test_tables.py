@@ -343,12 +343,12 @@ def test_their_decoder_is_what_predicts(
 def test_method_forms_tell_the_schedule_or_the_reason(tmp_path: Path) -> None:
     form = replace(method_forms.FORMS["vertical, one server"], rounds=1)
     learns = method_forms.measure(form, "fedavg", 0, tmp_path)
-    refused = method_forms.measure(form, "fml", 0, tmp_path)
+    refused = method_forms.measure(form, "fedkd", 0, tmp_path)
     assert learns["schedule"] == "splitfed_v3"
-    assert refused["reason"].startswith("fml needs clients of one party that holds rows and labels")
+    assert refused["reason"].startswith("fedkd needs clients of one party that holds rows and labels")
     name = "vertical, one server"
-    done = {method_forms.key(name, "fedavg", 0): learns, method_forms.key(name, "fml", 0): refused}
+    done = {method_forms.key(name, "fedavg", 0): learns, method_forms.key(name, "fedkd", 0): refused}
     text = method_forms.show(done)
     assert f"| {learns['accuracy']:.2f} splitfed_v3 |" in text
     assert "no (1)" in text
-    assert "\n1. fml needs clients of one party" in text
+    assert "\n1. fedkd needs clients of one party" in text

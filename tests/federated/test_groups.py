@@ -16,6 +16,7 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.attacks.gradients.gradient_matching import client_gradient
+from splitfed.attacks.uploads.upload_membership import UploadMembership
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
@@ -36,7 +37,19 @@ from tests.thinning import thin
 
 RATE = 0.1
 ALONE = Sequential(hand_over="none")
-METHODS = ("fedavg", "fedprox", "scaffold", "fednova", "fedsgd", "pfedme", "ditto", "apfl", "fedproto", "fml")
+METHODS = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "fednova",
+    "fedsgd",
+    "pfedme",
+    "ditto",
+    "apfl",
+    "fedproto",
+    "fml",
+    "feddistill",
+)
 
 
 def made(name: str) -> Any:
@@ -76,8 +89,9 @@ SHAPES: dict[str, tuple[Callable[[], Topology], Any]] = {
         ALONE,
     ),
 }
-# FedProto needs an embedding where the labels are, and one head.
-PAIRS = [(name, shape) for name in METHODS for shape in SHAPES if (name, shape) != ("fedproto", "own server")]
+# FedProto needs an embedding where the labels are; FedDistill one head.
+LEFT_OUT = (("fedproto", "own server"), ("feddistill", "multi-task"))
+PAIRS = [(name, shape) for name in METHODS for shape in SHAPES if (name, shape) not in LEFT_OUT]
 
 
 @cache
@@ -291,6 +305,17 @@ def test_a_row_of_a_group_is_inverted_from_its_uploads(name: str) -> None:
     """All columns, those of both parties; of FML the meme, whose labels are mixed with the private model's scores."""
     (found,) = stepped("own server", name, 1).attack(Dlg(iterations=60, restarts=1))
     assert found.scores["attack"]["mse"].mean < 0.01 * found.scores["random_pairing"]["mse"].mean
+
+
+def test_features_of_a_group_are_those_that_all_its_parties_contribute_to() -> None:
+    """Those joined at the server, which computes nothing with weights for it."""
+    run = stepped("one server", "fedavg")
+    (request,) = run.evaluator.requests([("upload_membership", UploadMembership())], FED)
+    exchanged = run.evaluator.prepare_attack(request)[1].exchanged
+    assert exchanged is not None
+    assert not exchanged.scores
+    assert {s.name for s in exchanged.segments} == {"bottom_left", "bottom_right", "fusion"}
+    assert exchanged.out in run.engine.topology.segment("fusion").outputs
 
 
 def test_attacks_on_the_updates_of_groups_say_what_they_cannot_follow() -> None:
