@@ -256,7 +256,7 @@ def resolve(target: str) -> Any:
 
 
 def _load_plugin(kind: str, name: str) -> Any:
-    """Import and return a plug-in; raise `InvalidInput`, which names it and its distribution, for one that is unusable."""
+    """Import and return a plug-in; raise `InvalidInput`, with its name and distribution, for one that is unusable."""
     described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
     try:
         with redirect_stdout(sys.stderr):  # standard output may be read by a program
