@@ -1,7 +1,7 @@
 """splitfed: a laboratory for split learning and privacy.
 
-Cut a PyTorch model into segments, place them on parties, train as those parties really would, defend what crosses,
-attack what was seen. Everything here is imported on first use, so that `import splitfed` costs nothing.
+Cut a PyTorch model into segments, assign them to parties, train as those parties would, defend the messages between
+them, and attack what each party received. Everything here is imported on first use, so `import splitfed` is fast.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# First: another checkout, installed for development, would lend its own packages without a word.
+# First in the list: another checkout, installed for development, would otherwise provide its own packages.
 sys.meta_path.insert(0, LinkedPackages())
 # Called, the package builds a study: see `splitfed/study/__init__.py`.
 make_lazy(__name__, {"study": ("splitfed", "study")})

@@ -1,4 +1,4 @@
-"""The command line: the only place that knows everything by name; what is heavy is imported when it is needed."""
+"""The command line: one function a command; packages that are slow to import are imported where they are used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             _check_before_imports(options)
             COMMANDS[options.command](options)
-            # What cannot be written is to be known here, not when the process ends.
+            # A failure to write the output is reported here, not by the interpreter when the process ends.
             sys.stdout.flush()
         except SystemExit as stop:
             return int(stop.code or 0)
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_error(f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {resume_command(argv)}")
             return 143 if ended else 130
         except BrokenPipeError:
-            # Whoever read our output has left; what is still buffered cannot be written.
+            # The reader of the output has closed the pipe; what is still buffered cannot be written.
             abandon_output()
             return 1
-        except Exception as error:  # the last line of defence: a failure of ours is one line too
+        except Exception as error:  # an error in splitfed itself is reported in one line too
             if "--debug" in argv:
                 raise
             return _report_failure(error, argv)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report_failure(error: Exception, given: Sequence[str]) -> int:
-    """Say in one line what went wrong, or one a mistake, and return the exit code."""
+    """Print the error, one line for each mistake in a study, and return the exit code."""
     machine_failure = None if isinstance(error, SplitfedError) else failures.explain_failure(error)
     if isinstance(error, SplitfedError):
         print_error(str(error))
@@ -68,7 +68,7 @@ def _report_failure(error: Exception, given: Sequence[str]) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            # What is full may be the disk that standard output goes to; the process would try again when it ends.
+            # The full disk may be that of standard output, which the process would flush again when it ends.
             abandon_output()
         print_error(f"{what}; {advice}, then {resume_command(given)}")
         return 2
@@ -84,7 +84,7 @@ def _version() -> str:
 
 
 def _check_before_imports(options: Options) -> None:
-    """Refuse what can be told without torch of the options and of a study, then import what all else needs."""
+    """Raise `InvalidInput` for mistakes that can be found without torch, then import what all other checks need."""
     workers = getattr(options, "workers", None)
     if workers is not None and workers < 1:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
@@ -97,7 +97,7 @@ def _check_before_imports(options: Options) -> None:
     try:
         check_file(path)
     except InvalidStudy as error:
-        # Told at once; what is wrong with values, which takes longer to find, is told after it.
+        # Printed at once; mistakes in values, which take longer to find, are printed after it.
         print_error(str(error))
         early = error
     _import_checks()
@@ -113,10 +113,10 @@ def _check_before_imports(options: Options) -> None:
 
 
 def _import_checks() -> None:
-    """Import what all checks of a study need."""
+    """Import the modules that all checks of a study need, without garbage collection in between."""
     if "torch" in sys.modules or not gc.isenabled():
         return
-    # None of torch's many objects ends, but the collector would look through them again and again.
+    # None of torch's many objects is freed, but the collector would traverse them again and again.
     gc.disable()
     try:
         importlib.import_module("splitfed.study.run.checked_study")
@@ -144,7 +144,7 @@ def _run(request: RunRequest) -> None:
     home = request.folder or folder_named_after(request.path)
     with others_print_aside():
         ready = prepare_study(request.path, trust=request.trust, folder=home)
-    # Not before: it brings a database and figures along, of which a study with a mistake needs none.
+    # Imported after the checks: it imports a database and figures, which a study with a mistake does not need.
     from splitfed.study.run.run_command import run_command
 
     if not run_command(request, ready, home or Path(ready.grid.name)):
@@ -343,7 +343,7 @@ COMMANDS: dict[str, Callable[[Options], None]] = {
     "list": _list,
     "_worker": _work,
 }
-"""What every command calls."""
+"""Command -> the function that runs it."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands and options of the command line: what each takes, and one line about a mistake in them."""
+"""Commands and options of the command line, and their parser, which reports a mistake in one line."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ EPILOG = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line."""
+    """Parser that raises `InvalidInput` with a message of one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what the user got wrong."""
+        """Raise `InvalidInput` with `message`."""
         raise InvalidInput(f"{self.prog}: {message} (see {self.prog} --help)")
 
 
 def _argument(*names: str, **options: Any) -> Argument:
-    """Return what `ArgumentParser.add_argument` is to be called with."""
+    """Return the arguments of a call of `ArgumentParser.add_argument`."""
     return names, options
 
 
@@ -203,7 +203,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
 }
-"""Each command: its line of help, and its arguments beside those that all have."""
+"""Command -> its line of help, and its arguments beside those that all commands have."""
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:

@@ -1,6 +1,7 @@
 """The packages `attacks` and `topologies` stand at the top of the repository and are reached through links.
 
-A checkout without symbolic links has text files in their place; whoever needs a package behind one is told what to do.
+A checkout without symbolic links has text files in their place; importing a package behind one raises an error that
+names the remedy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LINKED = frozenset(f"splitfed.{name}" for name in NAMES)
 
 
 class BrokenLink(InvalidInput, ImportError):
-    """A package that is a text file, because links were not made."""
+    """Raised for a package that is a text file because symbolic links were not created."""
 
 
 def check_links(package: Path = Path(__file__).parent) -> None:
@@ -32,7 +33,7 @@ def check_links(package: Path = Path(__file__).parent) -> None:
 
 
 class LinkedPackages(MetaPathFinder):
-    """Asked first: it finds nothing, and refuses a package behind a link that is a file."""
+    """Finder that comes first: it finds nothing, and raises `BrokenLink` for a package behind a link that is a file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

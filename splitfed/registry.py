@@ -1,11 +1,11 @@
-"""What exists, by name: a plain table per kind, name -> "module:object", imported on first use.
+"""Registry of algorithms, data sets and models: a table a kind, name -> "module:object", imported on first use.
 
 Adding an algorithm takes its own file and one line here. Summary and paper are read from the head of its file
 (first line, and the line that begins with "Paper:") without importing it.
 
 Other packages add algorithms by entry points of the groups `splitfed.attacks`, `splitfed.defenses` and so on, one group
-a table. They stand in the same tables, and are imported on first use like all others. One that cannot be used is named
-in one line where it is asked for; a name that is taken is left to who had it first, which is said in a warning.
+a table. They are added to the same tables, and are imported on first use like all others. For one that cannot be used
+an error of one line is raised when it is loaded; one whose name is taken is left out with a warning.
 """
 
 from __future__ import annotations
@@ -210,10 +210,10 @@ EXTENSIONS: dict[str, dict[str, str]] = {
     "planned_batches": {"encryption": "splitfed.encryption.report:describe_batch"},
     "report_sections": {"encryption": "splitfed.encryption.report:report_section"},
 }
-"""What single rooms give to others, which know its name alone: purpose -> name -> "module:object".
+"""Objects that one package provides to others, which refer to them by name: purpose -> name -> "module:object".
 
-Secure computations of topologies, also the key of their tables in a study; secure sums; what `splitfed list` names
-beside the tables above; what is said of a batch that was planned; what a report's page has besides.
+Secure computations of topologies, whose names are also the keys of their tables in a study; secure sums; what `splitfed
+list` lists beside the tables above; descriptions of planned batches; further sections of a report.
 """
 
 CONTRACTS = {
@@ -225,14 +225,14 @@ CONTRACTS = {
     "aggregation": "splitfed.aggregation.base:AggregationRule",
     "methods": "splitfed.federated.base:Method",
 }
-"""What the class of a plug-in must be a subclass of; topologies, data sets and models are made by functions."""
+"""Kind -> the base class of its plug-ins; topologies, data sets and models are made by functions."""
 
 PLUGINS: dict[tuple[str, str], str] = {}
-"""(kind, name) -> the distribution that a plug-in comes from, with its version."""
+"""(kind, name) -> the distribution of a plug-in, with its version."""
 
 
 class Listing(NamedTuple):
-    """What the head of an algorithm's file says of it."""
+    """Name of an algorithm, and summary and paper from the docstring of its file."""
 
     name: str
     summary: str
@@ -240,7 +240,10 @@ class Listing(NamedTuple):
 
 
 def load(kind: str, name: str) -> Any:
-    """Import and return the object registered as `name` among `kind`; an unknown name names the nearest."""
+    """Import and return the object registered as `name` among `kind`.
+
+    Raises `InvalidInput`, with the nearest name, for an unknown one.
+    """
     table = TABLES[kind]
     check_names(SINGULAR[kind], table, name)
     return _load_plugin(kind, name) if (kind, name) in PLUGINS else resolve(table[name])
@@ -253,7 +256,7 @@ def resolve(target: str) -> Any:
 
 
 def _load_plugin(kind: str, name: str) -> Any:
-    """Import a plug-in; what is wrong with it is one line that names it and its distribution."""
+    """Import and return a plug-in; raise `InvalidInput`, with its name and distribution, for one that is unusable."""
     described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
     try:
         with redirect_stdout(sys.stderr):  # standard output may be read by a program
@@ -270,7 +273,7 @@ def _load_plugin(kind: str, name: str) -> Any:
 
 
 def is_foreign(kind: str, name: str) -> bool:
-    """Return whether `name` among `kind` leads to code that did not come with splitfed: a user's own, or a plug-in."""
+    """Return whether `name` among `kind` refers to code that is not part of splitfed: a user's own, or a plug-in."""
     return ":" in name or (kind, name) in PLUGINS
 
 
@@ -289,7 +292,7 @@ def read_head(kind: str, name: str) -> Listing:
     except (Exception, SystemExit) as error:
         if (kind, name) not in PLUGINS:
             raise
-        # To find a plug-in's file its package is imported, which may raise anything; the others are to be listed still.
+        # To find a plug-in's file its package is imported, which may raise anything; others are still listed.
         return Listing(name, f"cannot be read ({describe_error(error)})", PLUGINS[kind, name])
     cited = dropwhile(lambda line: not line.startswith("Paper:"), lines)
     paper = " ".join(line.strip() for line in takewhile(str.strip, cited))
@@ -322,7 +325,7 @@ SINGULAR = {
 
 
 def module_file(module: str) -> Path | None:
-    """Return the file of `module`, None where there is none; a module of this package is not imported for that."""
+    """Return the file of `module`, or None without one; a module of this package is found without importing it."""
     package, *path = module.split(".")
     if package == __package__:
         # Asking the import system would import the package that the file is in, and torch with it.
@@ -332,7 +335,7 @@ def module_file(module: str) -> Path | None:
 
 
 def _find_plugins() -> Iterator[tuple[str, str, str, str]]:
-    """Yield kind, name, "module:object" and distribution of every entry point that other packages have."""
+    """Yield kind, name, "module:object" and distribution of every entry point of other packages."""
     found = entry_points()
     for kind in TABLES:
         for point in sorted(found.select(group=f"splitfed.{kind}"), key=lambda point: (point.name, point.value)):
@@ -341,7 +344,7 @@ def _find_plugins() -> Iterator[tuple[str, str, str, str]]:
 
 
 def add_plugins() -> None:
-    """Put the algorithms of other packages into the tables; called once, when this module is imported."""
+    """Add the algorithms of other packages to the tables; called once, when this module is imported."""
     for kind, name, target, distribution in _find_plugins():
         if name not in TABLES[kind]:
             TABLES[kind][name] = target

@@ -42,16 +42,6 @@ class StepShape:
 
     tasks: tuple[WorkItem, ...]
 
-    @property
-    def bytes(self) -> float:
-        """Bytes sent in a step, per row."""
-        return sum(t.size for t in self.tasks if t.receiver is not None)
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of a training step per row, of all roles together."""
-        return sum(t.size for t in self.tasks if t.receiver is None)
-
     @cached_property
     def followers(self) -> tuple[list[list[int]], list[list[int]]]:
         """For each task, the indices of the tasks that wait for it: those of the same step, those of the next."""

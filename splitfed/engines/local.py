@@ -101,13 +101,15 @@ class LocalEngine(Engine):
                 for party in place.parties.values():
                     party.skip(self._expected[replica], place.stamp("train", epoch, first + start, part))
                 continue
-            tied = TiedGradients(place.members if len(group) > 1 else ())
+            tied = TiedGradients(place.members) if len(group) > 1 else None
             for step, rows in enumerate(group, first + start):
                 stamp = place.stamp("train", epoch, step, part)
                 batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
                 losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
-                tied.add_batch()
-            tied.put_back()
+                if tied is not None:
+                    tied.add_batch()
+            if tied is not None:
+                tied.put_back()
             self._update([place])
         return losses
 

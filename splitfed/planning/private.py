@@ -49,19 +49,6 @@ class Site(NamedTuple):
     trains: bool = False
 
 
-class Released(NamedTuple):
-    """The releases of a run: uses by party and row, steps by replica, messages, and training rows of all clients.
-
-    `replaced`: place -> number of rows there that were not finite.
-    """
-
-    counts: Sequence[PartyCounts]
-    taken: Sequence[Taken]
-    traffic: Traffic
-    rows: int
-    replaced: Mapping[str, int] | None = None
-
-
 class UsageCountingTrainer(CountingTrainer):
     """A `CountingTrainer` that also counts by row the uses of each private mechanism."""
 
@@ -159,8 +146,8 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
                 counting.evaluate(part)
     taken = [Taken(*counting.step_counts(replica)) for replica in range(counting.replicas)]
     rows = sum(counting.rows(replica, "train") for replica in range(counting.replicas))
-    released = Released(counting.party_counts(), taken, counting.traffic, rows)
-    return _make_ledger(prepared, prepared.schedule, prepared.method, released, delta)
+    counts = counting.party_counts()
+    return _make_ledger(prepared, prepared.schedule, prepared.method, counts, taken, counting.traffic, rows, delta)
 
 
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
@@ -181,8 +168,7 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
             counts.append(PartyCounts(party.name, party.role, client, by_use))
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(len(parties.replicas)))
-    released = Released(_sum_by_party(counts), taken, engine.traffic, rows, replaced)
-    return _make_ledger(parties, schedule, method, released, delta)
+    return _make_ledger(parties, schedule, method, _sum_by_party(counts), taken, engine.traffic, rows, delta, replaced)
 
 
 def cost_of_releases(engine: Observable, client: int, releases: int, delta: float) -> float | None:
@@ -216,24 +202,35 @@ def cost_of_releases(engine: Observable, client: int, releases: int, delta: floa
 
 
 def _make_ledger(
-    run: Prepared | RunParties, schedule: Schedule, method: Method | None, released: Released, delta: float | None
+    run: Prepared | RunParties,
+    schedule: Schedule,
+    method: Method | None,
+    counts: Sequence[PartyCounts],
+    taken: Sequence[Taken],
+    traffic: Traffic,
+    rows: int,
+    delta: float | None,
+    replaced: Mapping[str, int] | None = None,
 ) -> Ledger:
-    """Return the ledger of what a run, planned or trained, has `released`."""
+    """Return the ledger of what a run, planned or trained, has released.
+
+    `counts`: uses by party and row, `taken`: steps by replica, `traffic`: its messages, `rows`: training rows of all
+    clients. `replaced`: place -> number of rows there that were not finite.
+    """
     topology, clients, defenses = run.topologies[0], len(run.topologies), run.defenses
-    flows = released.traffic.flows
-    kinds = frozenset(flow.kind for flow in flows if flow.receiver == FED and flow.phase == "train")
+    kinds = frozenset(flow.kind for flow in traffic.flows if flow.receiver == FED and flow.phase == "train")
     by_schedule = clients > 1 and schedule.binds(clients) is not None
     run_charges = charges(
         run.topologies,
         run.facts,
         defenses,
-        released.counts,
-        released.taken,
+        counts,
+        taken,
         # True if one client's training affects other clients' segments.
         by_schedule or (clients > 1 and method is not None),
         _shows_rows_of_others(topology, schedule, clients, private_messages(method, topology, defenses), kinds),
     )
-    run_charges += _method_charges(run.topologies, method, released.traffic)
+    run_charges += _method_charges(run.topologies, method, traffic)
     # A method moves weights if it sends them, or values computed with them.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     uploads = _find_uploads(topology, method, defenses, kinds)
@@ -241,8 +238,8 @@ def _make_ledger(
         topology, defenses, run.placement.averaged, by_schedule or by_method, run.facts[0], uploads, clients
     )
     carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
-    stated, rows = _delta(defenses, released.rows, delta), released.rows
-    ledger = make_ledger(run_charges, stated, exposed, released.replaced, carried)
+    stated = _delta(defenses, rows, delta)
+    ledger = make_ledger(run_charges, stated, exposed, replaced, carried)
     if stated * rows < 1:
         return ledger
     weak = f"delta {stated:g} is not below 1 / {rows} rows: publishing one random row satisfies such a guarantee"

@@ -233,7 +233,7 @@ def _evaluate_statistic(
     plain, short = short, short and x.is_cpu
     n, matrices = len(x), _fast_matrices(x, z, form) if short else None
     if matrices is None:
-        # A transform of torch.func lets nobody look at a number.
+        # Under a transform of torch.func no tensor may be read as a number.
         matrices = _careful_matrices(*(_squarable(x, z) if plain else (x, z)), form)
     centered, totals, flat = matrices.centered, matrices.totals, matrices.centered.flatten(1)
     products: Any = _matmul(flat, flat.t())
@@ -284,7 +284,7 @@ def _check_pair(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
         raise InvalidInput(f"x has {n} rows and z has {len(z)}; expected equal numbers, at least {least}")
     if x.device != z.device:
         raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
-    # What is as it should be stays as it is: a view of it would be a step more on the way back.
+    # Tensors of two dimensions are returned unchanged: a view would add a node to the backward pass.
     x, z = (t if t.dim() == 2 else t.reshape(n, -1) for t in (x, z))
     if x.dtype == z.dtype == torch.float32:
         return x, z
@@ -329,8 +329,8 @@ def _fast_matrices(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     # Beyond that, squares leave the range of float32.
     if not all(_LEAST**2 < top < _MOST**2 for top in tops):
         return None
-    # A row is as good as its distances to the origin and to other rows compare: the longest row and the least distance
-    # tell it of most batches, each row of the others. Of what is not finite nothing is true.
+    # The accuracy of a row depends on its length relative to its distances to other rows: for most batches the longest
+    # row and the least distance decide, for others each row. Comparisons of numbers that are not finite are false.
     least, totals = sums.amin((1, 2)).tolist(), sums.sum((1, 2)).tolist()
     near = tops[0] <= _FAR * (least[0] / n) ** 2 and tops[1] <= _FAR * (least[1] / n) ** 2
     if near or bool((norms <= _FAR * (sums[..., 0] / n) ** 2).all()):

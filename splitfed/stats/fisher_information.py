@@ -202,7 +202,7 @@ def reconstruction_bound(information: FisherInformation, prior: Prior) -> Recons
     """Return the bound on the error of every attack that follows from the mean `information` and the `prior`."""
     d, known = information.numbers, prior.information.isfinite()
     both = information.directions[known] + prior.information[known]
-    # A direction that is left out may be unknown to nobody: it adds no error.
+    # A direction that is left out may be known exactly to an attacker: it adds no error to the bound.
     directions = float((1 / both).sum()) / d
     complete = bool(known.all()) and len(known) == d
     trace = 1 / (float(information.dfil.mean()) + float(prior.information.mean())) if complete else 0.0

@@ -165,10 +165,15 @@ def bootstrap_interval(
     return Interval(mean, low, high, n)
 
 
+def finite_numbers(what: str, values: Tensor) -> Tensor:
+    """Return `values`, called `what` in errors; raise `InvalidInput` unless they are (n,) finite numbers, n >= 1."""
+    if values.dim() != 1 or len(values) == 0:
+        raise InvalidInput(f"{what} have shape {tuple(values.shape)}; expected (n,) with n >= 1")
+    if not bool(torch.isfinite(values).all()):
+        raise InvalidInput(f"{what} hold {float(values[~torch.isfinite(values)][0])}; expected finite numbers")
+    return values
+
+
 def _finite(values: Tensor, level: float) -> Tensor:
     check_number("level", level, low=0, high=1, open_low=True, open_high=True)
-    if values.dim() != 1 or len(values) == 0:
-        raise InvalidInput(f"values have shape {tuple(values.shape)}; expected (n,) with n >= 1")
-    if not bool(torch.isfinite(values).all()):
-        raise InvalidInput(f"values hold {float(values[~torch.isfinite(values)][0])}; expected finite numbers")
-    return values
+    return finite_numbers("values", values)

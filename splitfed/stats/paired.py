@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
-from splitfed.stats.intervals import mean_interval
+from splitfed.stats.intervals import finite_numbers, mean_interval
 
 FLIPS = 9999
 """Number of random sign patterns, if there are too many to try all."""
@@ -261,12 +261,7 @@ def needed_pairs(effect: float, level: float = 0.05, power: float = 0.8) -> int 
 
 
 def _check(differences: Tensor) -> Tensor:
-    d = differences.detach().cpu().double()
-    if d.dim() != 1 or len(d) == 0:
-        raise InvalidInput(f"differences have shape {tuple(d.shape)}; expected (n,) with n >= 1")
-    if not bool(torch.isfinite(d).all()):
-        raise InvalidInput(f"differences hold {float(d[~torch.isfinite(d)][0])}; expected finite numbers")
-    return d
+    return finite_numbers("differences", differences.detach().cpu().double())
 
 
 def _all_equal(d: Tensor) -> bool:
