@@ -41,9 +41,6 @@ class Averaging(Method):
 
     who: ClassVar[str] = "averaging"
     what: ClassVar[str] = "model"
-    whole: ClassVar[bool] = False
-    """Whether clients must hold the whole model."""
-
     refuses: ClassVar[Mapping[str, str]] = {}
     """Setting of `UpdateAggregation` that the method refuses -> the reason, one line."""
 
@@ -85,9 +82,7 @@ class Averaging(Method):
         return tuple(s.name for s in topology.segments if s.role in topology.data_roles)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Raise `InvalidInput` for clients without weights to share, or, if `whole` is set, without the whole model."""
-        if self.whole:
-            check_whole(self.who, topology)
+        """Raise `InvalidInput` for clients without weights to share."""
         if not trainable_names(topology, self.shared(topology)):
             raise InvalidInput(f"{self.who} averages weights; the clients of topology {topology.name!r} hold none")
 

@@ -75,7 +75,7 @@ class FedMD(SummedUploads):
         batch = None if self.secure else self._public_batch
         return replace(
             super().traits(topology),
-            trains_between_rounds=True,
+            trains_between_rounds="query",
             secure=self.settings.sum,
             public_batch=batch,
             message_values={**public_rows.SHOWN_VALUES, "soft labels": FEATURES},

@@ -28,7 +28,8 @@ Deviations from Algorithm 1:
 - N: the clients that finished the round, not all there are; one that is left alone takes no mutual step.
 - Probabilities are told in evaluation mode; in a mutual step, in training mode, batch norm sees the others' rows.
 - Split nodes, which the paper does not have (a schedule that leaves segments in place: "sequential" with
-  hand_over="none"): soft labels are told by the party that makes the output and go to the one where the loss is, labels
+  hand_over="none", or "splitfed_v3", whose server copies take the mutual steps of their clients and are averaged once
+  more): soft labels are told by the party that makes the output and go to the one where the loss is, labels
   stay where they are, and each party projects the gradient of its own segments by itself: no party knows the whole
   gradient. A server that all clients share remembers a local gradient for each of them.
 
@@ -83,10 +84,12 @@ class MAFML(Method):
     )
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The mutual step comes after the schedule's round."""
+        """Return the traits: the mutual step comes after the schedule's round."""
         told = {**public_rows.SHOWN_VALUES, "soft labels": FEATURES}
         batch = self._public_batch
-        return replace(super().traits(topology), trains_between_rounds=True, public_batch=batch, message_values=told)
+        return replace(
+            super().traits(topology), trains_between_rounds="aggregate", public_batch=batch, message_values=told
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class probabilities."""

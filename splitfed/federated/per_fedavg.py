@@ -8,7 +8,7 @@ learning rate of its optimizer); the gradient on the second batch at the moved w
 steps from the weights before the move. A last batch without a partner is paired with the one before it, or with itself
 if there is none. The weights are averaged as in FedAvg. The run predicts, for every client, with the newest average
 after one such plain step on the gradient of all the client's training rows; score "global" is the metric of the average
-itself.
+itself. Only on whole models: on split replicas all rows would cross the cut once more at every prediction.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import require_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average, shared_at
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_rates
+from splitfed.federated.topology_values import clients_hold_all, only_client
 
 ROWS = 256
 
@@ -38,7 +39,6 @@ class PerFedAvg(Averaging):
     """
 
     who = "per_fedavg"
-    whole = True
 
     rate: float | None = field(default=None, metadata=require_number("per_fedavg rate", low=0.0))
 
@@ -46,6 +46,17 @@ class PerFedAvg(Averaging):
         """Return the traits of averaging; a batch may serve in two steps, and with rate 0 nothing is personalised."""
         off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Raise `InvalidInput` for a split model, whose rows would cross again at every prediction."""
+        only_client(self.who, topology)
+        if not clients_hold_all(topology):
+            raise InvalidInput(
+                "per_fedavg answers after a step on all of a client's rows, which at every prediction would cross "
+                f"between the parties of topology {topology.name!r} once more, counted by no plan and no ledger: take "
+                "splitfed.topologies.local, or ditto, apfl or pfedme, whose personal segments train in the rounds"
+            )
+        super().check(topology, clients)
 
     def check_run(self, context: MethodContext) -> None:
         """Raise `InvalidInput` for optimizers without a learning rate, if the inner step is to take theirs."""

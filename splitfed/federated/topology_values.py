@@ -62,7 +62,14 @@ def labelled_head(who: str, topology: Topology, role: str) -> Head:
     for head in topology.heads:
         if head.labels == role:
             return head
-    raise InvalidInput(f"{who} needs labels where the embedding is made; role {role!r} holds none")
+    holders = {head.labels for head in topology.heads}
+    others = [v for s in topology.segments for v in s.outputs if s.role in holders and made_of_own_data(topology, v)]
+    advice = (
+        f"name another by embedding=, such as {others[0]!r}"
+        if others
+        else ("nor does another that makes a value for embedding=: give the labels to one that does")
+    )
+    raise InvalidInput(f"{who} needs labels where the embedding is made; role {role!r} holds none: {advice}")
 
 
 def count_classes(head: Head) -> int:

@@ -79,10 +79,11 @@ class MethodTraits:
     own_steps: bool = False
     """The method's `train` may take other steps than those that the schedule sets."""
 
-    trains_between_rounds: bool = False
-    """Clients also train in `query` or `aggregate`, before or after the schedule's round.
+    trains_between_rounds: str = ""
+    """Where clients train besides the schedule's round: in "query", before it, or in "aggregate", after it.
 
-    The schedule must then leave client segments in place.
+    The schedule must then leave client segments in place. A server's copies, one a client, are trained there too, from
+    the merged segments, and merged again.
     """
 
     private_segments: tuple[str, ...] = ()

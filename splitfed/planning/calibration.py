@@ -60,8 +60,13 @@ def calibrate_defenses(
 def _obstacle(prepared: Prepared) -> str | None:
     if not prepared.schedule.independent:
         return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
-    if prepared.method is not None and not prepared.method.traits(prepared.topology).post_processing:
-        return f"method {type(prepared.method).__name__}, which also trains outside of the parties' steps"
+    method = prepared.method
+    if method is not None and not method.traits(prepared.topology).post_processing:
+        own = "give the method private= in place of dp_sgd, or " if hasattr(method, "private") else ""
+        return (
+            f"method {type(method).__name__}, whose messages follow from more than the parties' steps: {own}take a "
+            "method that averages the weights these lead to, such as fedavg"
+        )
     return None
 
 

@@ -5,7 +5,8 @@ A trainer that wraps another one forwards all calls except for those that it ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,20 @@ def query(
     participants: Sequence[int] = range(trainer.replicas)
     if isinstance(schedule, Sampled):
         participants = list_clients(schedule.turns(trainer, training, number))
-    for asked, known in federations(method, [learners[replica] for replica in participants], state):
-        method.query(asked, number, known)
+    with _training_copies("query", method, trainer, schedule, participants):
+        for asked, known in federations(method, [learners[replica] for replica in participants], state):
+            method.query(asked, number, known)
 
 
-def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
+def aggregate(
+    method: Method,
+    learners: Sequence[Learner],
+    schedule: Schedule,
+    trainer: Trainer,
+    done: Round,
+    number: int,
+    state: dict[str, Any],
+) -> Round:
     """Let `method` aggregate the uploads of the clients that finished round `done`; return the round.
 
     Below the quorum, or the number that its secure sum needs, nothing is aggregated, and `averaged` of the returned
@@ -54,9 +64,27 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
         return replace(done, averaged=False)
     if finished and done.averaged:
         parts = shares({one.replica: float(one.rows()) for one in finished})
-        for members, known in federations(method, finished, state):
-            method.aggregate(members, parts, number, known)
+        with _training_copies("aggregate", method, trainer, schedule, list(parts)):
+            for members, known in federations(method, finished, state):
+                method.aggregate(members, parts, number, known)
     return done
+
+
+@contextmanager
+def _training_copies(
+    where: str, method: Method, trainer: Trainer, schedule: Schedule, replicas: Sequence[int]
+) -> Iterator[None]:
+    """Let copies of shared segments begin as the merged ones, and merge them after a block in which the method trains.
+
+    Every client counts as in the merges of the schedule.
+    """
+    if method.traits(trainer.topology).trains_between_rounds != where:
+        yield
+        return
+    trainer.branch(replicas)
+    yield
+    counted = getattr(schedule, "by_examples", True)
+    trainer.merge({one: float(trainer.rows(one, "train")) if counted else 1.0 for one in replicas})
 
 
 class ForwardingTrainer(Trainer):

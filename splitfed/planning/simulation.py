@@ -151,5 +151,5 @@ def simulate_rounds(
         finished_round = prepared.schedule.round(trainer, prepared.training, number, state)
         if method is not None:
             with nullcontext() if method_clock is None else method_clock.advance_clock():
-                aggregate(method, learners, finished_round, number, method_state)
+                aggregate(method, learners, prepared.schedule, counting, finished_round, number, method_state)
         yield number

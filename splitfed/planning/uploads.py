@@ -37,7 +37,10 @@ def check_uploads(prepared: Prepared) -> None:
             if kind not in (kinds := _kinds(counting)):
                 raise unknown(f"message for {name}:", kind + UPLOAD, [found + UPLOAD for found in kinds])
             if kind == "weights" and not isinstance(defense, Codec):
-                raise InvalidInput(f"{name} cannot protect {kind + UPLOAD!r}: dp_sgd protects trained weights only")
+                raise InvalidInput(
+                    f"{name} cannot protect {kind + UPLOAD!r}: trained weights are made private by dp_sgd alone, in "
+                    "the steps that lead to them; a secure sum hides whose they are, quantization or top_k shorten them"
+                )
             if kind not in counting.defended:
                 raise InvalidInput(
                     f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers are sent unchanged"

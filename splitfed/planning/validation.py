@@ -252,10 +252,11 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
             f"schedule {type(plan).__name__} averages weights, and so does method {name}: take 'independent' for "
             "whole models, 'splitfed_v3' for split ones"
         )
-    if traits.trains_between_rounds and (place.averaged or place.copied or plan.binds(len(topologies))):
+    if traits.trains_between_rounds and (place.averaged or plan.binds(len(topologies))):
         raise InvalidInput(
             f"method {name} also trains clients outside of the schedule's round, and {type(plan).__name__} replaces "
-            "their segments: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
+            "their segments: take 'independent' for whole models, 'splitfed_v3' or 'sequential' with hand_over='none' "
+            "for split ones"
         )
     return replace(place, kept=traits.private_segments, aggregation_server=True)
 

@@ -34,7 +34,8 @@ class Independent(Sampled):
         if shared := shared_roles(topology):
             raise InvalidInput(
                 f"schedule 'independent' trains whole models at their clients; in topology {topology.name!r} all share "
-                f"{shared[0]!r}: take splitfed.topologies.local, or another schedule"
+                f"{shared[0]!r}: take splitfed.topologies.local, or for split models 'splitfed_v3' or 'sequential' "
+                "with hand_over='none'"
             )
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

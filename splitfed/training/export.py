@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.federated.apfl import Mixture
 from splitfed.planning.computation import plan_of
 from splitfed.threats.knowledge import KnowledgeGrants
 
@@ -66,7 +65,9 @@ def _state(grants: KnowledgeGrants, client: int) -> dict[str, Tensor]:
     """Return the state of what the client answers with, without second models that serve training alone."""
     topology = grants.engine.topologies[client]
     modules = grants.engine.modules(client, borrow=grants.newest(client))
-    if merged := {name: module.merged() for name, module in modules.items() if isinstance(module, Mixture)}:
+    # A module that mixes two, as that of apfl, says itself which one it answers as.
+    mixing = {name: merge for name, module in modules.items() if callable(merge := getattr(module, "merged", None))}
+    if merged := {name: merge() for name, merge in mixing.items()}:
         modules |= merged
         segments = (replace(s, module=merged.get(s.name, s.module)) for s in topology.segments)
         topology = replace(topology, segments=tuple(segments))

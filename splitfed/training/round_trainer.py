@@ -100,7 +100,7 @@ class RoundTrainer:
             query(method, self._timed, schedule, self.engine, training, number, self.method_state)
         done = schedule.round(self._trainer, training, number, self.schedule_state)
         with timed():
-            return aggregate(method, self._timed, done, number, self.method_state)
+            return aggregate(method, self._timed, schedule, self.engine, done, number, self.method_state)
 
     def newest(self, client: int) -> Source:
         """Return what `client` would predict with now: whose weights, or the weights themselves."""

@@ -213,7 +213,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (
         Noise(on=("weights->fed_server",)),
         {"method": "fedavg"},
-        "Noise cannot protect 'weights->fed_server': dp_sgd prot",
+        "Noise cannot protect 'weights->fed_server': trained weights are made private by dp_sgd alone",
     ),
     (DistanceCorrelation(on=AT), {}, "DistanceCorrelation cannot guard 'prototype->fed_server': it acts on edges of"),
     (

@@ -50,8 +50,12 @@ def plan(shape: str) -> Any:
     return Independent() if shape == "local" else TURNS
 
 
-def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.Module]:
-    """Train whole models as the head of the method's file says, in plain PyTorch."""
+def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD, merged: tuple[str, ...] = ()) -> list[nn.Module]:
+    """Train whole models as the head of the method's file says, in plain PyTorch.
+
+    `merged`: layers that a server has a copy of for each client, whose mean takes their place after digesting and after
+    local training.
+    """
     public = rows.clients[0].public.join(client.public for client in rows.clients[1:])
     models = [copy.deepcopy(model) for _ in rows.clients]
     optimizers, others = ([torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models] for _ in range(2))
@@ -63,10 +67,17 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
         loss.backward()
         optimizer.step()
 
+    def merge() -> None:
+        for layer in merged:
+            for copies in zip(*(m.get_submodule(layer).parameters() for m in models), strict=True):
+                mean = torch.stack([p.detach() for p in copies]).mean(0)
+                for p in copies:
+                    p.data.copy_(mean)
+
     for number in range(rounds):
         chosen = draw_row_numbers(derive(0, "fedmd"), len(public), number * size, size)
         mean = torch.stack([m(public.x[chosen]).detach() for m in models]).mean(0)
-        for replica, (m, client) in enumerate(zip(models, rows.clients, strict=True)):
+        for replica, m in enumerate(models):
             for turn in range(method.transfer if number == 0 else 0):
                 seed = derive(0, "fedmd transfer", replica)
                 for some in draw_row_numbers(seed, len(public), turn * len(public), len(public)).split(method.batch):
@@ -80,8 +91,11 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
                         teachers = mean[some].softmax(1)
                         apart = functional.kl_div(z.log_softmax(1), teachers, reduction="batchmean")
                     step(digesting[replica], apart)
+        merge()
+        for replica, (m, client) in enumerate(zip(models, rows.clients, strict=True)):
             for batch in training.batches(len(client.train), number, replica):
                 step(optimizers[replica], functional.cross_entropy(m(client.train.x[batch]), client.train.y[batch]))
+        merge()
     return models
 
 
@@ -101,6 +115,18 @@ def test_rounds_beside_a_bare_loop(method: FedMD) -> None:
     for replica, model in enumerate(by_hand(topology.segments[0].module, rows, 3, method)):
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(weights(run, replica)[f"model/{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_server_copies_digest_and_are_averaged(tmp_path: Path) -> None:
+    """Under SplitFed v3 there is a server a client, in local training and in digesting."""
+    method, given = FedMD(batch=8), {"data": data(), "schedule": "splitfed_v3"}
+    run = go("vanilla", method, 3, **given)
+    for replica, model in enumerate(by_hand(net(), given["data"], 3, method, ("fc2", "fc3"))):
+        found = {name.partition("/")[2]: tensor for name, tensor in weights(run, replica).items()}
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+    assert_plan_is_counted("vanilla", method, **given)
+    assert_resumes("vanilla", method, tmp_path / "run", **given)
 
 
 def test_a_first_round_without_transfer_is_training_alone() -> None:

@@ -310,7 +310,9 @@ def test_topologies_without_embedding_or_labels_beside_it_are_refused() -> None:
     with pytest.raises(InvalidInput, match="unknown value 'middle'"):
         splitfed.train(vanilla(model, "relu1"), data(), method=FedProto(embedding="middle"))
     rows = splitfed.data.digits().strips(2).clients(1, auxiliary=0, victims=1)
-    with pytest.raises(InvalidInput, match="fedproto needs labels where the embedding is made"):
+    with pytest.raises(InvalidInput, match="'party1' holds none: nor does another that makes a value for embedding"):
         splitfed.train(vertical(halves, top, labels="top"), rows, schedule="joint", method="fedproto")
+    with pytest.raises(InvalidInput, match="'party1' holds none: name another by embedding=, such as 'z_party0'"):
+        splitfed.train(vertical(halves, top, labels="party0"), rows, schedule="joint", method="fedproto")
     with pytest.raises(InvalidInput, match="unknown method 'fedprot'; did you mean 'fedproto'"):
         splitfed.train(multi_hop(model, ("relu1", "relu2")), data(), method="fedprot")

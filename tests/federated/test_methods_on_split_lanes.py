@@ -77,8 +77,12 @@ def at(kind: str) -> GaussianRelease:
 
 
 def test_who_counts_labels_sends_more_than_steps_made() -> None:
-    with pytest.raises(InvalidInput, match="dp_sgd cannot be accounted for with method FedGen"):
-        go(FedGen(steps=1), defenses=DpSgd(noise_multiplier=1.0))
+    for method, advice in ((FedGen(steps=1), "take a method that averages"), (FedProto(), "give the method private=")):
+        name = type(method).__name__
+        with pytest.raises(
+            InvalidInput, match=f"dp_sgd cannot be accounted for with method {name}, whose .*: {advice}"
+        ):
+            go(method, defenses=DpSgd(noise_multiplier=1.0))
     assert go(FedGen(steps=1), rounds=1).ledger.open["label counts that FedGen sends"] == "labels"
     assert traits(FedGen(weight=0.0)).post_processing
 

@@ -20,7 +20,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
-from splitfed.federated import Apfl, Ditto, FedDistill, FedGen, FedKD, FedSgd, Ifca, Method, PFedMe
+from splitfed.federated import MAFML, Apfl, Ditto, FedDistill, FedGen, FedKD, FedMD, FedSgd, Ifca, Method, PFedMe
 from splitfed.federated.apfl import Mixture
 from splitfed.federated.feddistill import class_means
 from splitfed.federated.generator import Generator, diversity
@@ -394,6 +394,12 @@ def test_plans_are_counted_and_runs_resumed_to_the_bit(method: Method, shape: st
     assert_nothing_held_twice(go(shape, method, 1, **changes))
     assert_plan_is_counted(shape, method, schedule=ALONE)
     assert_resumes(shape, method, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("method", [MAFML(batch=12), FedMD(batch=12)], ids=lambda method: type(method).__name__)
+def test_clients_that_share_public_rows_learn_before_averaged_servers(method: Method) -> None:
+    rows = sf.data.digits().rows(range(400)).clients(2, auxiliary=4, victims=4, public=0.2)
+    assert go("vanilla", method, 8, data=rows, schedule="splitfed_v3").accuracy > 0.3, "chance is .1"
 
 
 def test_scores_that_the_server_makes_go_through_no_secure_sum_of_clients() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.federated import PerFedAvg
 from splitfed.federated.per_fedavg import Ahead
+from splitfed.topologies import vanilla
 from tests.examples import assert_same
-from tests.federated.examples import common, go, hand, own, pictures, weights
+from tests.federated.examples import common, go, hand, model, own, pictures, weights
 from tests.rounding import single
 
 
@@ -69,6 +72,13 @@ def test_looking_for_personal_weights_leaves_no_trace() -> None:
     loss = torch.nn.functional.cross_entropy(modules["head"](modules["body"].train()(rows.x)), rows.y)
     (slope,) = torch.autograd.grad(loss, [modules["head"].fc2.weight])
     assert torch.allclose(served[0]["head/fc2.weight"], average["head/fc2.weight"] - 0.1 * slope, atol=1e-6)
+
+
+def test_split_models_are_refused_in_a_sentence_that_says_what_to_take() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"would cross between the parties of topology 'vanilla' once more, .* ditto"
+    ):
+        go(PerFedAvg(), topology=vanilla(model(), "relu"), schedule="splitfed_v3")
 
 
 def test_its_inner_rate_is_the_clients_as_that_stands() -> None:

@@ -80,8 +80,8 @@ def test_mafml_exchanges_soft_labels_of_public_rows() -> None:
     assert told == {("server", "fed_server"): (2, 2 * 4 * 10 * 4), ("fed_server", "server"): (2, 2 * (4 * 10 + 1) * 4)}
     assert "method" not in run.history[-1]["test"]
     assert own_score("mafml") == "none"
-    for schedule in ("sequential", "splitfed_v3"):
+    for schedule in ("sequential", "splitfed_v1"):
         with pytest.raises(
-            InvalidInput, match=r"take 'independent' .* 'sequential' with hand_over='none' for split ones"
+            InvalidInput, match=r"take 'independent' .* 'splitfed_v3' or 'sequential' with hand_over='none' for split"
         ):
             go(MAFML(batch=4), schedule)
