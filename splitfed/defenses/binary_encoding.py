@@ -1,4 +1,4 @@
-"""Binary encoding of releases and its decoding, the layers that `latent` adds on both sides of a cut."""
+"""Binary encoding of releases and its decoding, the layers that `latent` adds around a cut; size of packed codes."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def bit_reader(shape: tuple[int, ...], length: int) -> nn.Sequential:
     """Return a dense layer from bits, `length` for each number, to rows of `shape`."""
     size = prod(shape)
     return nn.Sequential(nn.Linear(size * length, size), nn.Unflatten(1, shape) if shape else nn.Flatten(0))
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Return the bytes of `count` numbers of `bits` bits each, rounded up to a whole byte."""
+    return -(-count * bits // 8)

@@ -21,14 +21,13 @@ from torch import Tensor
 from splitfed.core.defense import Codec, GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.topology import Topology
-from splitfed.defenses.label_edges import guarded_edges
+from splitfed.defenses.label_edges import LabelGuard
 
 _PLACE = torch.int32
 
 
 @dataclass(frozen=True)
-class GradientCompression(GradientDefense, Codec):
+class GradientCompression(LabelGuard, GradientDefense, Codec):
     """Keeps the largest numbers of the returned gradient and sets the others to zero.
 
     `share`: share of a gradient's numbers that is kept, in (0, 1]; at least one number is.
@@ -39,10 +38,6 @@ class GradientCompression(GradientDefense, Codec):
         metadata=require_number("gradient_compression share", low=0.0, high=1.0, open_low=True)
         | as_strength("of the numbers kept", rises=False),
     )
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("gradient_compression", topology, self.on)
 
     def kept(self, numbers: int) -> int:
         """Return the number of kept numbers out of `numbers`."""

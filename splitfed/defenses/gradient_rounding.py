@@ -20,31 +20,22 @@ from torch import Tensor
 
 from splitfed.core.defense import Codec, GradientDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_count
-from splitfed.core.topology import Topology
-from splitfed.defenses.label_edges import guarded_edges
+from splitfed.core.errors import require_count
+from splitfed.defenses.label_edges import LabelGuard
 
 _CODE = torch.uint8
 
 
 @dataclass(frozen=True)
-class GradientRounding(GradientDefense, Codec):
+class GradientRounding(LabelGuard, GradientDefense, Codec):
     """Rounds the returned gradient to the ends of equal bins.
 
     `bins`: number of equal bins of the interval, 1 to 255 (Fu et al.'s code: 12).
     """
 
-    bins: int = field(default=12, metadata=as_strength(rises=False))
-
-    def __post_init__(self) -> None:
-        """Raise `InvalidInput` unless 1 <= bins <= 255."""
-        check_count("gradient_rounding bins", self.bins, low=1)
-        if self.bins > 255:
-            raise InvalidInput(f"gradient_rounding bins={self.bins!r} is not allowed; expected 1 to 255")
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("gradient_rounding", topology, self.on)
+    bins: int = field(
+        default=12, metadata=require_count("gradient_rounding bins", low=1, high=255) | as_strength(rises=False)
+    )
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return the received gradient: `g` rounded to `bins` + 1 values."""

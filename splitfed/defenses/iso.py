@@ -19,21 +19,16 @@ from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_number
 from splitfed.core.rows import flat_rows
-from splitfed.core.topology import Topology
-from splitfed.defenses.label_edges import guarded_edges
+from splitfed.defenses.label_edges import LabelGuard
 
 
 @dataclass(frozen=True)
-class Iso(GradientDefense):
+class Iso(LabelGuard, GradientDefense):
     """Adds isotropic noise whose length is `ratio` >= 0 times the greatest norm in the batch."""
 
     ratio: float = field(
         default=1.0, metadata=require_number("iso ratio", low=0.0) | as_strength("longest gradients of the batch")
     )
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("iso", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return `g` plus noise drawn afresh for this step: same shape."""

@@ -6,8 +6,17 @@ computed from the gradients on these edges, so a defense on these edges protects
 
 from __future__ import annotations
 
+from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Edge, Head, Topology
+
+
+class LabelGuard(Defense):
+    """A defense on the edges whose returned gradient reveals labels, or on those of them that `on` names."""
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
+        return guarded_edges(type(self).__name__, topology, self.on)
 
 
 def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[str, ...]:

@@ -33,12 +33,12 @@ from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.aligned_noise import add_aligned_noise
-from splitfed.defenses.label_edges import guarded_edges, leaking_heads
+from splitfed.defenses.label_edges import LabelGuard, leaking_heads
 from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
 
 @dataclass(frozen=True)
-class Marvell(GradientDefense):
+class Marvell(LabelGuard, GradientDefense):
     """Adds Gaussian noise to the returned gradient, optimised so that two classes are hardest to distinguish.
 
     `s` > 0: power of the noise in units of the squared distance of the class means (the paper: .1 to 25).
@@ -54,10 +54,6 @@ class Marvell(GradientDefense):
     def least_rows(self) -> int:
         """Smallest batch: two rows, one for each class."""
         return 2
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("marvell", topology, self.on)
 
     def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Raise `InvalidInput` unless labels have two classes, the sender holds them, and edges carry one value."""

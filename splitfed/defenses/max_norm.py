@@ -16,13 +16,12 @@ from torch import Tensor
 
 from splitfed.core.defense import GradientDefense, Strength
 from splitfed.core.defense_context import Context
-from splitfed.core.topology import Topology
 from splitfed.defenses.aligned_noise import add_aligned_noise
-from splitfed.defenses.label_edges import guarded_edges
+from splitfed.defenses.label_edges import LabelGuard
 
 
 @dataclass(frozen=True)
-class MaxNorm(GradientDefense):
+class MaxNorm(LabelGuard, GradientDefense):
     """Adds noise along each gradient; has no parameters.
 
     If several values cross on an edge, each is treated separately.
@@ -32,10 +31,6 @@ class MaxNorm(GradientDefense):
     def strength(self) -> Strength | None:
         """None, as it has no parameters."""
         return None
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("max_norm", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return `g` with every row multiplied by a random factor of mean one: same shape."""

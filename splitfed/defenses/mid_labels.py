@@ -37,12 +37,12 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.fitted_layers import layer_of, layers_on, prepend_layers
-from splitfed.defenses.label_edges import guarded_edges
+from splitfed.defenses.label_edges import LabelGuard
 from splitfed.defenses.variational_encoder import Variational, divergence
 
 
 @dataclass(frozen=True)
-class MidLabels(ReceiverPenaltyDefense, LayerDefense):
+class MidLabels(LabelGuard, ReceiverPenaltyDefense, LayerDefense):
     """Adds a bottleneck whose divergence has the weight `weight` >= 0, a number or a schedule over epochs."""
 
     weight: float | Annealing = field(default=1e-3, metadata=as_strength("per nat"))
@@ -50,10 +50,6 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for a weight that is negative in any epoch."""
         object.__setattr__(self, "weight", number_or_annealing("mid_labels weight", self.weight, low=0.0))
-
-    def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient reveals labels to a party that does not hold them."""
-        return guarded_edges("mid_labels", topology, self.on)
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with a bottleneck before every value that arrives on a guarded edge."""

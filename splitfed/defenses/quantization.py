@@ -21,8 +21,8 @@ from torch import Tensor
 
 from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, require_count, require_name
-from splitfed.defenses.bit_packing import packed_size
+from splitfed.core.errors import require_count, require_name
+from splitfed.defenses.binary_encoding import packed_size
 
 PER = ("tensor", "channel")
 
@@ -36,15 +36,9 @@ class Quantization(ReleaseDefense, Codec):
     """
 
     bits: int = field(
-        default=8, metadata=require_count("quantization bits", low=1) | as_strength("a number", rises=False)
+        default=8, metadata=require_count("quantization bits", low=1, high=16) | as_strength("a number", rises=False)
     )
     per: str = field(default="tensor", metadata=require_name("quantization per", PER))
-
-    def __post_init__(self) -> None:
-        """Raise `InvalidInput` for bits outside 1 to 16 and an unknown range."""
-        super().__post_init__()
-        if self.bits > 16:
-            raise InvalidInput(f"quantization bits={self.bits!r} is not allowed; expected 1 to 16")
 
     on_uploads = True
     """It can act on uploads too, as it accepts rows of any shape."""

@@ -23,7 +23,7 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
-from splitfed.defenses.bit_packing import packed_size
+from splitfed.defenses.binary_encoding import packed_size
 from splitfed.defenses.fitted_layers import values_of
 
 

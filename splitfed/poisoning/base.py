@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_fields
+from splitfed.core.errors import InvalidInput, check_count, check_fields, check_number
 from splitfed.core.messages import Message
 from splitfed.core.rows import as_rows_by_index, blocks
 from splitfed.data.dataset import Dataset, Federation
@@ -101,12 +101,28 @@ def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
 
 
 def check_value(name: str, value: float, data: Federation) -> None:
-    """Raise `InvalidInput` for a trigger value that is no id, if the rows of `data` are token ids."""
+    """Raise `InvalidInput` for a trigger value outside the value range of `data`, or that is no id if rows are ids."""
+    if (bounds := data.victims.value_range) is not None:
+        check_number(name, value, low=bounds[0], high=bounds[1])
     if not data.victims.discrete:
         return
     most = max(int(few.max()) for client in data.clients for few in blocks(client.train.source))
     if value != round(value) or not 0 <= value <= most:
         raise InvalidInput(f"{name}={value:g} is not allowed; {data.name} has ids, whole numbers from 0 to {most}")
+
+
+def check_known_row(who: str, row: int, target: int, y: Tensor) -> None:
+    """Raise `InvalidInput` for the poisoning `who` if `y` (n,) has no label at `row`, or another one than `target`."""
+    if row >= len(y):
+        raise InvalidInput(f"{who} row={row} is not allowed; expected 0 to {len(y) - 1}")
+    if int(y[row]) != target:
+        raise InvalidInput(f"{who} row {row} is of class {int(y[row])}; expected one of class {target}")
+
+
+def check_free(engine: Observable, party: str, what: str) -> None:
+    """Raise `InvalidInput` if a training attack or poisoning is at `party` already, so that `what` cannot be added."""
+    if party in engine.training_attacks:
+        raise InvalidInput(f"{party!r} has a training attack or poisoning already; {what} cannot be added")
 
 
 def check_class(name: str, value: int, data: Federation) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_names, check_number, require_count, require_number
+from splitfed.core.errors import InvalidInput, check_names, require_count, require_number
 from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.core.random import generator
@@ -33,6 +33,8 @@ from splitfed.poisoning.base import (
     HonestObserver,
     Poisoning,
     check_class,
+    check_free,
+    check_known_row,
     check_value,
     replace_rows,
     replace_training_rows,
@@ -64,18 +66,9 @@ class GradientReplacement(Poisoning):
         room = math.prod(data.features[self.party].shape)
         if self.size > room:
             raise InvalidInput(f"gradient_replacement size={self.size} is not allowed; the part has {room} numbers")
-        bounds = data.victims.value_range
-        if bounds is not None:
-            check_number("gradient_replacement value", self.value, low=bounds[0], high=bounds[1])
         check_value("gradient_replacement value", self.value, data)
         for client in self.clients:
-            y = data.clients[client].train.y
-            if self.row >= len(y):
-                raise InvalidInput(f"gradient_replacement row={self.row} is not allowed; expected 0 to {len(y) - 1}")
-            if int(y[self.row]) != self.target:
-                raise InvalidInput(
-                    f"gradient_replacement row {self.row} is of class {int(y[self.row])}; expected {self.target}"
-                )
+            check_known_row("gradient_replacement", self.row, self.target, data.clients[client].train.y)
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return a copy of the rows x (n, ...) with the trigger in the party's part."""
@@ -104,10 +97,7 @@ class GradientReplacement(Poisoning):
             raise InvalidInput(f"GradientReplacement changes returned gradients; {self.party!r} receives none")
         for client in self.clients:
             party = engine.party(client, self.party)
-            if party.name in engine.training_attacks:
-                raise InvalidInput(
-                    f"{party.name!r} has a training attack or poisoning already; a gradient replacement cannot be added"
-                )
+            check_free(engine, party.name, "a gradient replacement")
             known = data.features[self.party].select(data.clients[client].train.rows([self.row]).x)
             reader = _Reader(self, party, known.flatten().to(engine.device))
             engine.join(party.name, reader)

@@ -10,7 +10,7 @@ from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors
+from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors, check_free
 
 
 def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning, ...]:
@@ -48,10 +48,7 @@ def enter(
         client_poisonings = [(i, one) for i, one in bending_uploads if client in one.clients]
         for role in averaged:
             party = engine.party(client, role).name
-            if party in engine.training_attacks:
-                raise InvalidInput(
-                    f"{party!r} has a training attack already; a poisoning of its uploads cannot be added"
-                )
+            check_free(engine, party, "a poisoning of its uploads")
             engine.join(party, Bender(client_poisonings, derive(seed, "bend", client, role)))
 
 

@@ -24,7 +24,7 @@ from splitfed.core.errors import InvalidInput, check_number, require_number, unk
 from splitfed.core.party import Party
 from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import HonestObserver, Poisoning
+from splitfed.poisoning.base import HonestObserver, Poisoning, check_free
 
 _LEAST = 1e-7  # added to what is divided by
 
@@ -57,10 +57,7 @@ class MaliciousOptimizer(Poisoning):
             party = engine.party(client, self.party)
             if party.state.optimizer is None:
                 raise InvalidInput(f"MaliciousOptimizer changes a party's training; {party.name!r} trains no weight")
-            if party.name in engine.training_attacks:
-                raise InvalidInput(
-                    f"{party.name!r} has a training attack or poisoning already; a malicious optimizer cannot be added"
-                )
+            check_free(engine, party.name, "a malicious optimizer")
             engine.join(party.name, _Scaler(self, party))
 
     def scale(self, gradient: Tensor, before: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_names, require_count
+from splitfed.core.errors import check_names, require_count
 from splitfed.data.dataset import Federation
-from splitfed.poisoning.base import Poisoning, check_class
+from splitfed.poisoning.base import Poisoning, check_class, check_known_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,7 @@ class Replay(Poisoning):
         super().check(data)
         check_class("replay target", self.target, data)
         check_names("party of a replay:", data.features, self.party)
-        rows = data.clients[self.clients[0]].train
-        if self.row >= len(rows):
-            raise InvalidInput(f"replay row={self.row} is not allowed; expected 0 to {len(rows) - 1}")
-        label = int(rows.y[self.row])
-        if label != self.target:
-            raise InvalidInput(f"replay row {self.row} is of class {label}; expected one of class {self.target}")
+        check_known_row("replay", self.row, self.target, data.clients[self.clients[0]].train.y)
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return the rows x (n, ...) with the party's part replaced by that of its row."""

@@ -77,18 +77,7 @@ def lower_bound(
     if not tests:
         raise InvalidInput("there is no score to distinguish the inputs by")
     _, name, threshold, a, b = max(tests, key=lambda test: test[0])
-    epsilon = float(
-        _epsilon(np.array([(a >= threshold).sum()]), np.array([(b >= threshold).sum()]), len(a), delta, alpha)[0]
-    )
-    return LowerBound(
-        max(0.0, epsilon),
-        delta,
-        confidence,
-        float((a >= threshold).mean()),
-        float((b >= threshold).mean()),
-        len(a),
-        name,
-    )
+    return _tested_bound(int((a >= threshold).sum()), int((b >= threshold).sum()), len(a), delta, confidence, name)
 
 
 def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> LowerBound:
@@ -108,17 +97,14 @@ def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: flo
     guesses = _epsilon(accepted, alarms, sizes[0], delta, alpha)
     guesses[np.arange(inputs), np.arange(inputs)] = -np.inf
     yes, no, outcome = (int(i) for i in np.unravel_index(int(guesses.argmax()), guesses.shape))
-    hits, alarm = tested[yes, outcome], tested[no, outcome]
-    epsilon = float(_epsilon(np.array([hits]), np.array([alarm]), sizes[1], delta, alpha)[0])
-    return LowerBound(
-        max(0.0, epsilon),
-        delta,
-        confidence,
-        int(hits) / sizes[1],
-        int(alarm) / sizes[1],
-        sizes[1],
-        f"{yes} or {no} by {outcome}",
-    )
+    hits, wrong = int(tested[yes, outcome]), int(tested[no, outcome])
+    return _tested_bound(hits, wrong, sizes[1], delta, confidence, f"{yes} or {no} by {outcome}")
+
+
+def _tested_bound(hits: int, alarms: int, n: int, delta: float, confidence: float, score: str) -> LowerBound:
+    """Return the lower bound by a test, called `score`, that accepted `hits` of `n` samples, and `alarms` of others."""
+    epsilon = float(_epsilon(np.array([hits]), np.array([alarms]), n, delta, (1 - confidence) / 2)[0])
+    return LowerBound(max(0.0, epsilon), delta, confidence, hits / n, alarms / n, n, score)
 
 
 def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, float]:

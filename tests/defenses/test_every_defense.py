@@ -106,7 +106,7 @@ CELLS = [(task, name, defense) for task, made in TOPOLOGIES.items() for name in 
 ALONE = ("dp_sgd", "label_dp")
 BACKWARDS = ("marvell", "max_norm", "iso", "gradient_compression", "gradient_rounding", "mid_labels")
 NO_EDGE = "{1} has no edge to guard: no data owner sends anything here"
-NO_GRADIENT = "{} has no gradient to guard: none goes from a party that knows labels to one that does not (labels of"
+NO_GRADIENT = "{1} has no gradient to guard: none goes from a party that knows labels to one that does not (labels of"
 SENT_TO = "marvell needs the labels where the gradient on '{}->{}' comes from; role 'server' holds none of its own"
 # Tasks, topologies, defenses, and how what they say begins.
 ROWS: list[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str]] = [

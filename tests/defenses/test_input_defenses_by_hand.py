@@ -300,7 +300,10 @@ def test_who_imitates_the_party_without_its_layers_knows_the_mean_alone() -> Non
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dropout": (lambda: Dropout(rate=1.0), "dropout rate=1.0 is not allowed; expected a number in [0, 1)"),
     "bits": (lambda: Quantization(bits=0), "quantization bits=0 is not allowed; expected a whole number of at least 1"),
-    "many bits": (lambda: Quantization(bits=17), "quantization bits=17 is not allowed; expected 1 to 16"),
+    "many bits": (
+        lambda: Quantization(bits=17),
+        "bits=17 is not allowed; expected a whole number of at least 1 and at most 16",
+    ),
     "per": (lambda: Quantization(per="row"), "unknown quantization per 'row'"),
     "k": (lambda: TopK(k=0), "top_k k=0 is not allowed; expected a whole number of at least 1"),
     "ratio": (

@@ -262,12 +262,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "weight": (lambda: MidLabels(weight=-0.1), "mid_labels weight=-0.1 is not allowed; expected a number in [0, inf)"),
     "labels are sent": (
         lambda: MidLabels().edges(vanilla(rare(), "relu1")),
-        "mid_labels has no gradient to guard: none goes from a party that knows labels to one that does not (labels of",
+        "MidLabels has no gradient to guard: none goes from a party that knows labels to one that does not (labels of",
     ),
-    "labels are relayed": (lambda: MidLabels().edges(multi_hop(rare(), ("relu1", "relu2"))), "mid_labels has no grad"),
+    "labels are relayed": (lambda: MidLabels().edges(multi_hop(rare(), ("relu1", "relu2"))), "MidLabels has no grad"),
     "no labels at the receiver": (
         lambda: MidLabels(on=("bottom->middle",)).edges(u_shaped(rare(), ("relu1", "relu2"))),
-        "mid_labels cannot guard edge 'bottom->middle': no gradient goes back on it from a party that knows labels",
+        "MidLabels cannot guard edge 'bottom->middle': no gradient goes back on it from a party that knows labels",
     ),
     "twice": (lambda: trained("u_shaped", MidLabels(), MidLabels()), "mid_labels guards value 'relu2' twice"),
     "read twice": (

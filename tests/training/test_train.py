@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no defense": ({"defenses": None}, "defenses=None is not allowed; expected defenses, such as"),
     "no sequence of defenses": ({"defenses": 3}, "defenses=3 is not allowed; expected defenses, such as"),
-    "defense": ({"defenses": [Marvell()]}, "marvell has no gradient to guard"),
+    "defense": ({"defenses": [Marvell()]}, "Marvell has no gradient to guard"),
     "short batch": (
         {"defenses": [DistanceCorrelation(statistic="unbiased")], "batch_size": 16},
         "rows",
