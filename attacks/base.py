@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from splitfed.attacks.budgets import Budgets, quick_look
-from splitfed.attacks.knowledge import Knowledge, unwrap
+from splitfed.attacks.knowledge import Knowledge, check_classes, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
-from splitfed.attacks.search_space import Space
+from splitfed.attacks.search_space import Space, Span
 from splitfed.attacks.selection import Selection
 from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, DefenseEffect, Needs, Phase, Target
 from splitfed.core.argument_kinds import check_overrides
@@ -49,16 +49,16 @@ __all__ = [
     "Needs",
     "Outcome",
     "Phase",
-    "PredictionAndBound",
-    "PredictionAndClone",
-    "PredictionAndSelection",
     "PredictsLabelSet",
     "Progress",
     "Releases",
+    "Space",
+    "Span",
     "StatesStepRows",
     "Target",
     "TrainedAttack",
     "UsesFurther",
+    "check_classes",
     "hints_of",
     "label_set_of",
     "quick_look",
@@ -66,28 +66,6 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int], None]
-
-
-class PredictionAndClone(NamedTuple):
-    """A prediction, (victims, ...), and the clone of the upstream segments that the attack trained."""
-
-    prediction: Tensor
-    clone: Clone
-
-
-class PredictionAndBound(NamedTuple):
-    """A prediction, (victims, ...), and the largest absolute error in each row, (victims,); infinity where unknown."""
-
-    prediction: Tensor
-    error_bound: Tensor
-
-
-class PredictionAndSelection(NamedTuple):
-    """A prediction, (victims, ...), the selection among attacks, and the selected attack if it is a single one."""
-
-    prediction: Tensor
-    selection: Selection
-    member: Attack | None = None
 
 
 @runtime_checkable
@@ -151,15 +129,16 @@ class KnowsFewLabels(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
+    """A prediction, (victims, ...), the wall-clock seconds it took, and what an attack may return beside it.
 
-    `error_bound`: (victims,) largest absolute error in each row as stated by the attack, if it states one; `selection`:
-    how an attack that chooses among several has chosen; `member`: the chosen attack, which may adapt to other defenses
-    than the attack that chose it (`splitfed.threats.adaptation`).
+    `clone`: of the upstream segments, trained by the attack; `error_bound`: (victims,) largest absolute error in each
+    row, infinity where unknown; `selection`: how an attack that chooses among several has chosen; `member`: the chosen
+    attack if it is a single one, which may adapt to other defenses than the attack that chose it
+    (`splitfed.threats.adaptation`). The base class sets `seconds`.
     """
 
     prediction: Tensor
-    seconds: float
+    seconds: float = 0.0
     clone: Clone | None = None
     error_bound: Tensor | None = None
     selection: Selection | None = None
@@ -218,13 +197,10 @@ class Attack:
         least = self.budgets["quick"]
         return quick_look(self.budgets, "quick") and all(getattr(self, name) == value for name, value in least.items())
 
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> Tensor | PredictionAndClone | PredictionAndBound | PredictionAndSelection:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor | Outcome:
         """Return the prediction, one row a victim; call `progress(done, total)` from time to time.
 
-        A clone, a bound of the error or a selection may go with it (`PredictionAndClone`, `PredictionAndBound`,
-        `PredictionAndSelection`).
+        With a clone, a bound of the error or a selection it is returned as an `Outcome`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define run(view, knowledge, generator, progress)")
 
@@ -239,15 +215,12 @@ class Attack:
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
             result = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
-        prediction = (result if isinstance(result, Tensor) else result.prediction).detach().cpu()
-        clone = result.clone if isinstance(result, PredictionAndClone) else None
-        bound = result.error_bound.detach().cpu() if isinstance(result, PredictionAndBound) else None
-        selection, member = (
-            (result.selection, result.member) if isinstance(result, PredictionAndSelection) else (None, None)
-        )
+        found = Outcome(result) if isinstance(result, Tensor) else result
+        prediction = found.prediction.detach().cpu()
+        bound = None if found.error_bound is None else found.error_bound.detach().cpu()
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
-        return Outcome(prediction, time.perf_counter() - started, clone, bound, selection, member)
+        return replace(found, prediction=prediction, seconds=time.perf_counter() - started, error_bound=bound)
 
     def _check(self, view: View, knowledge: Knowledge) -> None:
         if missing := knowledge.missing(self.requires, view):

@@ -18,6 +18,7 @@ from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
 from splitfed.attacks.threat_model import STEPS, Needs
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, PublicScores
+from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_nested
 
@@ -61,6 +62,13 @@ def unwrap(value: _Value | None) -> _Value:
     """Return `value` with None excluded from its type; for fields that the base class has checked."""
     assert value is not None
     return value
+
+
+def check_classes(attack: str, classes: int | None) -> int:
+    """Return the number of classes of the labels; raise `InvalidInput`, naming the `attack`, for labels without any."""
+    if classes is None:
+        raise InvalidInput(f"{attack} needs labels with classes; those of this run have none")
+    return classes
 
 
 def _copy_object(value: Any) -> Any:

@@ -24,10 +24,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress
-from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress, check_classes
 from splitfed.attacks.labels.label_attack import LabelAttack
-from splitfed.attacks.labels.own_steps import OwnStep, own_steps
+from splitfed.attacks.labels.own_data import OwnStep, own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View

@@ -18,11 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress
-from splitfed.attacks.labels.cut_gradients import gradient_rows
-from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
+from splitfed.attacks.base import DefenseEffect, Knowledge, Needs, Progress
+from splitfed.attacks.labels.label_attack import LabelAttack, gradient_rows
 from splitfed.attacks.labels.logistic_regression import LogisticRegression, fit_logistic
-from splitfed.attacks.labels.own_columns import own_rows, victims_of
+from splitfed.attacks.labels.own_data import own_rows, victims_of
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -45,15 +44,10 @@ class CoTraining(LabelAttack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     uses: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY_LABELS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT, DefenseEffect.GRADIENT, DefenseEffect.RELEASE})
-    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("co_training hints"))
     rounds: int = field(default=6, metadata=require_count("co_training rounds", low=1))
     components: int = field(default=8, metadata=require_count("co_training components", low=1))
-
-    def asks(self, classes: int | None) -> dict[int, int]:
-        """Return the number of known victims required of each class: class -> `hints`."""
-        return known_of_each("co_training", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the sum of both views' log probabilities of each class: (victims, classes)."""

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
-from splitfed.attacks.labels.cut_gradients import check_classes, only_gradient
-from splitfed.attacks.labels.label_attack import LabelAttack
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress, check_classes
+from splitfed.attacks.labels.label_attack import LabelAttack, only_gradient
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 

@@ -9,15 +9,13 @@ cosine 0 to all others. Hints are not scored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Progress
-from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
-from splitfed.attacks.labels.label_attack import LabelAttack
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
+from splitfed.attacks.labels.label_attack import LabelAttack, check_two_classes, gradient_rows
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -30,7 +28,6 @@ class Direction(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
-    budgets: ClassVar[Budgets] = {"quick": {"hints": 1}, "full": {"hints": 1}}
 
     hints: int = field(default=1, metadata=require_count("direction hints", low=1))
 

@@ -32,14 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Progress
-from splitfed.attacks.labels.cut_gradients import check_classes, gradient_rows
-from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress, check_classes
+from splitfed.attacks.labels.label_attack import LabelAttack, gradient_rows
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -62,15 +60,10 @@ class GaussianMixture(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT, DefenseEffect.GRADIENT})
-    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("gaussian_mixture hints", low=1))
     components: int | None = field(default=None, metadata=require_count("gaussian_mixture components", low=1))
     iterations: int = field(default=200, metadata=require_count("gaussian_mixture iterations", low=1))
-
-    def asks(self, classes: int | None) -> dict[int, int]:
-        """Return the number of known victims required of each class: class -> `hints`."""
-        return known_of_each("gaussian_mixture", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the log posterior of each class for each victim: (victims, classes).

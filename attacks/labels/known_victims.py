@@ -1,7 +1,12 @@
-"""Victims whose labels an adversary knows, used to estimate the error of label attacks on the others.
+"""Choice among predictions of labels: by victims whose labels the adversary knows, and by agreement where they tie.
 
 Source: cross-validation, Stone, "Cross-validatory choice and assessment of statistical predictions", Journal of the
-Royal Statistical Society B 36, 1974, on the known rows.
+Royal Statistical Society B 36, 1974, on the known rows; the medoid, Kaufman, Rousseeuw, "Clustering by means of
+medoids", Statistical data analysis based on the L1 norm and related methods, 1987; for two classes by rank correlation,
+Spearman, "The proof and measurement of association between two things", American Journal of Psychology 15, 1904.
+
+Predictions that are right for different reasons agree with one another; predictions that fit a few known victims by
+chance do not.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc
@@ -116,3 +122,26 @@ class KnownVictims:
         """Return the labels of the known victims (count,), and their positions (count,)."""
         labels = [torch.full((len(rows),), number, dtype=torch.int64) for number, rows in self.hints.items()]
         return torch.cat(labels), torch.cat([rows.cpu() for rows in self.hints.values()])
+
+
+def most_agreed(predictions: Mapping[str, Tensor]) -> str:
+    """Return the name of the prediction with the greatest mean agreement with the others; the first among equals.
+
+    `predictions`: name -> scores (victims, classes), or (victims,) for two classes. The agreement of two predictions is
+    the rank correlation of their scores, in [-1, 1], if all have two classes; else the share of victims, in [0, 1],
+    with the same predicted class.
+    """
+    found = [scores.detach().double().cpu() for scores in predictions.values()]
+    if all(scores.dim() == 1 or scores.shape[1] == 2 for scores in found):
+        ranks = torch.stack([_ranks(scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]) for scores in found])
+        units = torch.nn.functional.normalize(ranks - ranks.mean(1, keepdim=True), dim=1)
+        agreement = units @ units.T
+    else:
+        classes = torch.stack([scores.argmax(1) for scores in found])
+        agreement = (classes[:, None] == classes).double().mean(2)
+    # Sums of equal agreements in another order differ by rounding, which must not decide.
+    return list(predictions)[int(agreement.sum(1).round(decimals=9).argmax())]
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    return torch.from_numpy(rankdata(scores.numpy()))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Progress
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.core.random import stream
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -73,7 +73,8 @@ class MixMatch:
         mixing = draw_mixing_weights(self.alpha, self.iterations, generator).tolist()
         model.train()
         progress(0, self.iterations)
-        for iteration, strength in enumerate(mixing):
+        for iteration in count_turns(self.iterations, progress, 50):
+            strength = mixing[iteration]
             rows, others = next(known), next(unknown)
             x = torch.cat([labelled[rows], unlabelled[others]])
             with torch.no_grad():
@@ -87,8 +88,6 @@ class MixMatch:
             _update_average(average, model, self.decay)
             with torch.no_grad():
                 torch._foreach_mul_(weights, 1 - 0.02 * self.lr)
-            if iteration % 50 == 49:
-                progress(iteration + 1, self.iterations)
         return average
 
 

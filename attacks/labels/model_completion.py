@@ -22,8 +22,17 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
-from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
 from splitfed.attacks.labels.mixmatch import MixMatch, mix
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
-from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
-from splitfed.attacks.labels.label_attack import LabelAttack
-from splitfed.attacks.labels.two_means import boundary
+from splitfed.attacks.labels.label_attack import LabelAttack, boundary, check_two_classes, gradient_rows
 from splitfed.core.messages import View
 
 

@@ -17,33 +17,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target
-from splitfed.attacks.labels.label_attack import known_of_each
+from splitfed.attacks.base import IN_TRAINING, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.labels.logistic_regression import fit_logistic
-from splitfed.attacks.labels.own_columns import own_rows, victims_of
+from splitfed.attacks.labels.own_data import own_rows, victims_of
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class OwnFeatures(Attack):
+class OwnFeatures(LabelAttack):
     """Predicts classes by a logistic regression on the party's own features.
 
     `hints`: known victims of each class (0: auxiliary rows alone); `penalty`: factor of half the squared weights.
     """
 
-    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.INFERENCE
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS})
     uses: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY_LABELS})
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = {"quick": {"hints": 6}, "full": {"hints": 6}}
 
     hints: int = field(default=6, metadata=require_count("own_features hints"))
     penalty: float = field(default=1.0, metadata=require_number("own_features penalty", low=0.0))
-
-    def asks(self, classes: int | None) -> dict[int, int]:
-        """Return the number of known victims required of each class: class -> `hints`."""
-        return known_of_each("own_features", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the log probability of each class for each victim: (victims, classes)."""

@@ -19,16 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress
-from splitfed.attacks.labels.cut_gradients import check_classes, gradient_rows
+from splitfed.attacks.base import DefenseEffect, Knowledge, Needs, Progress, check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
-from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
-from splitfed.attacks.labels.own_steps import own_steps
+from splitfed.attacks.labels.label_attack import LabelAttack, gradient_rows
+from splitfed.attacks.labels.own_data import own_steps
 from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
@@ -50,7 +48,6 @@ class Similar(LabelAttack):
     """
 
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
-    budgets: ClassVar[Budgets] = {"quick": {"hints": 1}, "full": {"hints": 1}}
 
     rows: str = field(default="gradients", metadata=require_name("similar rows", ROWS))
     method: str = field(default="distance", metadata=require_name("similar method", METHODS))
@@ -75,10 +72,6 @@ class Similar(LabelAttack):
     def names_classes(self) -> bool:
         """Whether known victims assign the clusters to classes."""
         return self.hints > 0
-
-    def asks(self, classes: int | None) -> dict[int, int]:
-        """Return the number of known victims required of each class: class -> `hints`."""
-        return known_of_each("similar", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the similarity of each victim to each class or cluster: (victims, classes)."""

@@ -42,15 +42,14 @@ from splitfed.attacks.base import (
     DefenseEffect,
     Knowledge,
     Needs,
-    PredictionAndSelection,
+    Outcome,
     Progress,
+    check_classes,
     unwrap,
 )
 from splitfed.attacks.budgets import double_work
-from splitfed.attacks.labels.agreement import most_agreed
-from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
-from splitfed.attacks.labels.known_victims import ROUNDING, KnownVictims
+from splitfed.attacks.labels.known_victims import ROUNDING, KnownVictims, most_agreed
 from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.selection import Attempt, LeftOut, Selection
 from splitfed.core.errors import InvalidInput, require_count, require_share
@@ -123,12 +122,11 @@ class StrongestLabels(LabelAttack):
         each = max(LEAST_HINTS, math.ceil(ALL_HINTS / count)) if self.hints is None else self.hints
         return dict.fromkeys(range(count), each) if each else {}
 
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndSelection:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
         """Return the chosen member's scores of labels, (victims, classes) or (victims,), and the selection."""
         trials = self.compare(view, knowledge, generator, progress)
-        return PredictionAndSelection(trials.predict(trials.chosen), trials.selection, trials.attack(trials.chosen))
+        prediction, member = trials.predict(trials.chosen), trials.attack(trials.chosen)
+        return Outcome(prediction, selection=trials.selection, member=member)
 
     def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> LabelTrials:
         """Return the trials of every member that takes part; raise `InvalidInput` if none does."""

@@ -32,10 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress, unwrap
-from splitfed.attacks.labels.cut_gradients import check_classes
-from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
-from splitfed.attacks.labels.own_steps import own_steps
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress, check_classes, unwrap
+from splitfed.attacks.labels.label_attack import LabelAttack
+from splitfed.attacks.labels.own_data import own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
@@ -58,10 +57,6 @@ class UnsplitLabels(LabelAttack):
     iterations: int = field(default=300, metadata=require_count("unsplit_labels iterations", low=1))
     lr: float = field(default=0.02, metadata=require_number("unsplit_labels lr", low=0.0, open_low=True))
     hints: int = field(default=1, metadata=require_count("unsplit_labels hints", low=1))
-
-    def asks(self, classes: int | None) -> dict[int, int]:
-        """Return the number of known victims required of each class: class -> `hints`."""
-        return known_of_each("unsplit_labels", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated errors, their squared part relative to the gradients' mean square: (victims, classes)."""

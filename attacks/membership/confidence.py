@@ -1,5 +1,6 @@
-"""A model's confidence in the true label of a row, as membership attacks compute it from outputs.
+"""A model's confidence in the true label of a row, as membership attacks compute it, and Gaussians of it over copies.
 
+Paper: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P 2022.
 Outputs of two classes may be a single logit, (n,) or (n, 1), of class 1.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput
+_LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the bit prove nothing
 
 
 def log_probabilities(outputs: Tensor) -> Tensor:
@@ -34,8 +35,33 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     return known[true] - known.masked_fill(true, -torch.inf).logsumexp(1)
 
 
-def check_classes(attack: str, classes: int | None) -> int:
-    """Return the number of classes; raise `InvalidInput` for a regression, which has no confidence in a label."""
-    if classes is None:
-        raise InvalidInput(f"{attack} needs a classification; this run learns a regression")
-    return classes
+def moments(values: Tensor, chosen: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the `chosen` entries of each column of `values` (copies, n): (n,) each.
+
+    `pooled`: whether all columns share the root of the mean variance. Every column needs two chosen entries.
+    """
+    count = chosen.sum(0)
+    mean = (values * chosen).sum(0) / count
+    variance = ((values - mean).square() * chosen).sum(0) / (count - 1)
+    if pooled:
+        variance = variance.mean().expand_as(mean)
+    return mean, variance.sqrt().clamp_min(_LEAST)
+
+
+def membership_score(seen: Tensor, confidence: Tensor, held: Tensor, online: bool, pooled: bool) -> Tensor:
+    """Return the score of each row by the confidence `seen` (n,) in it, given that of copies, (copies, n).
+
+    `held`: (copies, n) bool, whether the copy learnt from the row. Online it is the log likelihood ratio of copies with
+    and without the row; offline the number of standard deviations above the copies without it. `pooled` as in
+    `moments`.
+    """
+    mean, deviation = moments(confidence, ~held, pooled)
+    if not online:
+        return (seen - mean) / deviation
+    inner, spread = moments(confidence, held, pooled)
+    return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+
+
+def log_density(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the log density of Gaussians at `value`, up to a constant that all of them share."""
+    return -((value - mean) / deviation).square() / 2 - deviation.log()

@@ -1,17 +1,30 @@
-"""Estimates the work of attacks that train copies of the model, by timing one copy."""
+"""Shared by attacks that train copies of the model: their number, and their work."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from splitfed.attacks.base import Knowledge, unwrap
 from splitfed.attacks.work import BATCHES, Work
+from splitfed.core.errors import InvalidInput, Requirement, check_count
 
 BATCH = 32
 """Batch size for the estimate, if the attack uses the batch size of the run."""
+
+
+def require_copies(name: str) -> Requirement:
+    """Return the metadata of a field that must be an even number of copies, at least 4."""
+    return {"check": partial(_check_copies, name)}
+
+
+def _check_copies(name: str, copies: int) -> None:
+    check_count(name, copies, low=4)
+    if copies % 2:
+        raise InvalidInput(f"{name}={copies} is not allowed; expected an even number: half hold each row")
 
 
 class Copies(NamedTuple):

@@ -18,12 +18,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.membership.copied_models import Copies, copies_work
-from splitfed.attacks.membership.gaussians import log_density, moments
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import margins, membership_score
+from splitfed.attacks.membership.copied_models import Copies, copies_work, require_copies
 from splitfed.attacks.work import Work
-from splitfed.core.errors import InvalidInput, require_count
+from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
 
@@ -46,17 +55,11 @@ class Lira(Attack):
         "full": {"copies": 256, "pooled": False},
     }
 
-    copies: int = field(default=8, metadata=require_count("lira copies", low=4))
+    copies: int = field(default=8, metadata=require_copies("lira copies"))
     online: bool = True
     pooled: bool = True
     epochs: int | None = field(default=None, metadata=require_count("lira epochs", low=1))
     batch_size: int | None = field(default=None, metadata=require_count("lira batch_size", low=1))
-
-    def __post_init__(self) -> None:
-        """Also raise `InvalidInput` for an odd number of copies."""
-        super().__post_init__()
-        if self.copies % 2:
-            raise InvalidInput(f"lira copies={self.copies} is not allowed; expected an even number: half hold each row")
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the score of every candidate: (candidates,)."""
@@ -64,11 +67,7 @@ class Lira(Attack):
         check_classes("lira", knowledge.classes)
         confidence, held = self._copies(x, y, knowledge, generator, progress)
         seen = margins(unwrap(knowledge.predict)(x), y)
-        mean, deviation = moments(confidence, ~held, self.pooled)
-        if not self.online:
-            return (seen - mean) / deviation
-        inner, spread = moments(confidence, held, self.pooled)
-        return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+        return membership_score(seen, confidence, held, self.online, self.pooled)
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
         """Return the work of the attack: copies of the model, each trained on half of the rows."""

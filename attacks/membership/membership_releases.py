@@ -18,8 +18,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Releases, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Releases,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import margins
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View

@@ -18,8 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import log_probabilities, margins
 from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.scoring.classifier import Classifier, train_classifier
 from splitfed.attacks.work import BATCHES, Work

@@ -10,14 +10,14 @@ nothing is random and it stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, losses
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progress, Target, check_classes, unwrap
+from splitfed.attacks.membership.confidence import losses
+from splitfed.attacks.networks.query_passes import query_passes
 from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
@@ -43,15 +43,6 @@ class MembershipThreshold(Attack):
         """Return minus the mean loss of every candidate: (candidates,)."""
         x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         check_classes("membership_threshold", knowledge.classes)
-        answers = query_answers(lambda: unwrap(knowledge.predict)(x), self.queries)
-        return -torch.stack([losses(outputs, y) for outputs in answers]).mean(0)
-
-
-def query_answers(ask: Callable[[], Tensor], count: int) -> list[Tensor]:
-    """Return `count` answers of `ask`, or one if the first two are equal, as nothing is random then."""
-    answers = [ask()]
-    while len(answers) < count:
-        answers.append(ask())
-        if len(answers) == 2 and torch.equal(*answers):
-            return answers[:1]
-    return answers
+        predict = unwrap(knowledge.predict)
+        answers = query_passes(lambda rows: {"outputs": predict(rows)}, x, self.queries)
+        return -torch.stack([losses(answer["outputs"], y) for answer in answers]).mean(0)

@@ -29,14 +29,14 @@ from splitfed.attacks.base import (
     Budgets,
     Knowledge,
     Needs,
-    PredictionAndSelection,
+    Outcome,
     Progress,
     Target,
+    check_classes,
     unwrap,
 )
 from splitfed.attacks.budgets import double_work
-from splitfed.attacks.membership.confidence import check_classes
-from splitfed.attacks.membership.copied_models import Copies, copies_work
+from splitfed.attacks.membership.copied_models import Copies, copies_work, require_copies
 from splitfed.attacks.scoring.label_metrics import auc
 from splitfed.attacks.selection import Attempt, Selection
 from splitfed.attacks.work import OneOf, Work
@@ -82,23 +82,13 @@ class StrongestMembership(Attack):
     adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {"quick": QUICK, "standard": STANDARD, "full": FULL}
 
-    copies: int = field(default=8, metadata=require_count("strongest_membership copies", low=4))
+    copies: int = field(default=8, metadata=require_copies("strongest_membership copies"))
     doublings: int = field(default=2, metadata=require_count("strongest_membership doublings", low=1))
     worlds: int = field(default=2, metadata=require_count("strongest_membership worlds", low=1))
     epochs: int | None = field(default=None, metadata=require_count("strongest_membership epochs", low=1))
     batch_size: int | None = field(default=None, metadata=require_count("strongest_membership batch_size", low=1))
 
-    def __post_init__(self) -> None:
-        """Also raise `InvalidInput` for an odd number of copies."""
-        super().__post_init__()
-        if self.copies % 2:
-            raise InvalidInput(
-                f"strongest_membership copies={self.copies} is not allowed; expected an even number: half hold each row"
-            )
-
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndSelection:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
         """Return the chosen attack's score of every candidate, (candidates,), and the selection."""
         check_classes("strongest_membership", knowledge.classes)
         worlds = [self._imitate(knowledge, generator) for _ in range(self.worlds)]
@@ -119,7 +109,7 @@ class StrongestMembership(Attack):
         chosen = tried[best].member
         prediction = attacks[best](view, knowledge, generator).prediction
         progress(most, most)
-        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
+        return Outcome(prediction, selection=Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
         """Return the work of the attack: imitated runs, the attacks on each, and the chosen attack on the run."""

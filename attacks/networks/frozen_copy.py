@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from splitfed.core.topology import Segment
 
 
 def run_segments(
-    segments: Sequence[Segment], modules: Mapping[str, nn.Module], given: Mapping[str, Tensor]
+    segments: Sequence[Segment], modules: Mapping[str, Callable[..., Any]], given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return all values by name: those `given`, and the outputs of `segments`, run in order with their `modules`."""
     made = dict(given)

@@ -21,6 +21,11 @@ def count_turns(turns: int, progress: Progress | None, every: int = 1) -> Iterat
             progress(number + 1, turns)
 
 
+def part_of(progress: Progress, before: int, total: int) -> Progress:
+    """Return the progress of a part of the work, which begins when `before` of `total` are done."""
+    return lambda done, _: progress(before + done, total)
+
+
 def draw_batches(count: int, size: int, generator: torch.Generator, least: int = 2) -> Iterator[Tensor]:
     """Yield the numbers 0 to `count` - 1 in random order, `size` at a time; skip a last batch smaller than `least`.
 

@@ -1,4 +1,8 @@
-"""Parts of an image: the rectangles that a released value shows, derived from the inputs it is computed from."""
+"""Parts and sizes of images in decoders: the rectangles that a released value shows, and resizing without loss.
+
+A rectangle is derived from the inputs that the value is computed from. Between two sizes an image is doubled as often
+as needed, and a convolution bridges the remaining difference.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ from math import log, prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+WIDEST = 8
+"""Largest difference of two sizes at which a kernel as wide as the difference is cheap."""
 
 
 class Rectangle(NamedTuple):
@@ -71,3 +78,30 @@ def boxes(
 def _part_fits_better(released: tuple[int, ...], part: Rectangle, whole: Rectangle) -> bool:
     grid = log(released[1] / released[2])
     return abs(grid - log(part.height / part.width)) < abs(grid - log(whole.height / whole.width))
+
+
+def doublings(size: int, goal: int) -> tuple[int, int]:
+    """Return how often `size` (at least 2) is doubled to reach `goal`, and the size to resize it to before.
+
+    That size is at least `size`, as convolutions without padding cut margins off, unless that would be far above
+    `goal`; doubled it equals or slightly exceeds `goal`.
+    """
+    times = 0
+    while -(-goal // 2 ** (times + 1)) >= size:
+        times += 1
+    reached = -(-goal // 2**times)
+    if reached - size > WIDEST and 4 * size < 3 * reached:
+        times += 1
+    return times, -(-goal // 2**times)
+
+
+def bridge(source: int, target: int, side: tuple[int, int], goal: tuple[int, int]) -> nn.ConvTranspose2d:
+    """Return a convolution from `source` to `target` channels and from images of `side` to images of `goal`.
+
+    Its kernel is one wider than the difference of sizes, so that every input reaches an output and every output pixel
+    at the margin has an input; it is 3 or 4 wide for a difference of 0 or 1 pixel.
+    """
+    gaps = [wanted - size for size, wanted in zip(side, goal, strict=True)]
+    high, wide = (abs(gap) + (3 if abs(gap) < 2 else 1) for gap in gaps)
+    top, left = (max(-gap, 0) + (1 if abs(gap) < 2 else 0) for gap in gaps)
+    return nn.ConvTranspose2d(source, target, (high, wide), padding=(top, left))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.networks.image_sizes import doublings
+from splitfed.attacks.networks.image_parts import doublings
 from splitfed.core.rows import flat_rows
 
 RIDGES = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)

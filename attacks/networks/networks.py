@@ -1,18 +1,20 @@
 """Residual networks that attackers train: an encoder to a cut, a decoder back from it, and critics of either.
 
 All are built from shapes alone: images (channels, height, width) or vectors (features,). They have no normalisation, so
-they compute the same in training and evaluation mode and have no state but their weights.
+they compute the same in training and evaluation mode and have no state but their weights. They train best on data in
+[-1, 1], to which `Scale` maps a value range.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.networks.image_sizes import bridge
+from splitfed.attacks.networks.image_parts import bridge
 
 Shape = tuple[int, ...]
 
@@ -145,3 +147,28 @@ def _small(size: int) -> int:
     while size > 4:
         size //= 2
     return size
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps `value_range` to [-1, 1]; data without a range are left unchanged."""
+
+    value_range: tuple[float, float] | None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the data have a value range."""
+        return self.value_range is not None
+
+    @property
+    def unit(self) -> float:
+        """Factor from a difference in network units to one in units of the data."""
+        return 1.0 if self.value_range is None else (self.value_range[1] - self.value_range[0]) / 2
+
+    def down(self, x: Tensor) -> Tensor:
+        """Return data in network units."""
+        return x if self.value_range is None else (x - self.value_range[0]) / self.unit - 1
+
+    def up(self, x: Tensor) -> Tensor:
+        """Return a network's output in units of the data."""
+        return x if self.value_range is None else (x + 1) * self.unit + self.value_range[0]

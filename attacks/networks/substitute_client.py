@@ -4,6 +4,7 @@ Both map raw rows to releases through the run's defenses, drawn by the attacker,
 to the client's loss. During training a substitute in the client's layout is in training mode, so that batch
 normalisation uses the batch as in the party's own training. A generic network lacks the layers that a defense adds to
 the client's segment: the penalties of `mid`, `shredder` and `channel_pruning` are then left out, with a warning.
+Losses and class scores of the task are computed whatever the model's last layer.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from splitfed.attacks.base import FORWARD, Clone, DefenseEffect, DefenseStates, Needs, unwrap
-from splitfed.attacks.networks.networks import Translator
-from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.networks.networks import Scale, Translator
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.core.errors import InvalidInput
 
@@ -149,3 +150,17 @@ def build_head(site: AttackSite, width: int, blocks: int) -> nn.Module:
     if known.head is not None:
         return known.head()
     return Translator(site.out_shape, (unwrap(known.classes),), width, blocks)
+
+
+def loss_of(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of `scores` (rows, classes), or of one logit a row, for labels y (rows,)."""
+    if scores.dim() == 1 or scores.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(scores.flatten(), y.to(scores))
+    return functional.cross_entropy(scores, y.long())
+
+
+def class_scores(scores: Tensor) -> Tensor:
+    """Return scores (rows, classes), also for outputs of one logit a row."""
+    if scores.dim() == 1 or scores.shape[1] == 1:
+        return torch.stack([torch.zeros_like(scores.flatten()), scores.flatten()], 1)
+    return scores

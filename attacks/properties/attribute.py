@@ -17,9 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Space, Span, Target, unwrap
 from splitfed.attacks.scoring.classifier import train_classifier
-from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import InvalidInput, check_names, require_count, require_number
 from splitfed.core.messages import View
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.networks.image_parts import Rectangle
-from splitfed.attacks.networks.image_sizes import bridge, doublings
+from splitfed.attacks.networks.image_parts import Rectangle, bridge, doublings
 from splitfed.attacks.networks.least_squares import linear_inverse
 from splitfed.core.rows import flat_rows
 

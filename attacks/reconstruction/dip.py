@@ -23,11 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
-from splitfed.attacks.networks.gradient_descent import count_turns
-from splitfed.attacks.reconstruction.inversion import REMEASURE, noise_variance, row_misfit
-from splitfed.attacks.reconstruction.priors import roughness
-from splitfed.attacks.search_space import Space, Span
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, Space, Span, unwrap
+from splitfed.attacks.networks.gradient_descent import count_turns, part_of
+from splitfed.attacks.reconstruction.inversion import REMEASURE, noise_variance, roughness, row_misfit, spread
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -72,13 +70,8 @@ class Dip(Attack):
         total, found = -(-victims // VICTIMS_AT_ONCE) * self.iterations, list[Tensor]()
         for number, first in enumerate(range(0, victims, VICTIMS_AT_ONCE)):
             part = {name: z[first : first + VICTIMS_AT_ONCE] for name, z in seen.items()}
-            before = number * self.iterations
-            found.append(
-                self._search(
-                    part, knowledge, generator,
-                    lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
-                )
-            )  # fmt: skip
+            told = part_of(progress, number * self.iterations, total)
+            found.append(self._search(part, knowledge, generator, told))
         return torch.cat(found)
 
     def _search(self, seen: Releases, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
@@ -154,11 +147,3 @@ class SkipNetworks(nn.Module):
         """Return both tensors' channels concatenated network by network."""
         parts = [t.view(self._count, -1, *t.shape[2:]) for t in (one, other)]
         return torch.cat(parts, 1).flatten(0, 1).unsqueeze(0)
-
-
-def spread(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
-    """Return unbounded numbers mapped into `value_range` by a sigmoid; unchanged without a range."""
-    if value_range is None:
-        return x
-    low, high = value_range
-    return low + (high - low) * torch.sigmoid(x)

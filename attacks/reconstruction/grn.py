@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
+from splitfed.attacks.reconstruction.inversion import spread
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -74,13 +75,12 @@ class Grn(Attack):
             raise InvalidInput("grn learns across rows, and there is one victim; expected two or more")
         inputs = rows.scaled if self.own_features else rows.scaled[:, :0]
         noise = rows.unknown.numel() + (0 if self.own_features else rows.scaled.shape[1])
-        net = network(inputs.shape[1] + noise, rows.unknown.numel(), knowledge.value_range).to(knowledge.device)
+        net = network(inputs.shape[1] + noise, rows.unknown.numel()).to(knowledge.device)
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
 
         def generated(chosen: Tensor) -> Tensor:
             noise_rows = torch.randn(len(chosen), noise, generator=generator).to(knowledge.device)
-            made: Tensor = net(torch.cat([inputs[chosen], noise_rows], 1))
-            return made
+            return spread(net(torch.cat([inputs[chosen], noise_rows], 1)), knowledge.value_range)
 
         for _ in count_turns(self.epochs, progress):
             for chosen in draw_batches(len(rows.base), self.batch_size, generator):
@@ -125,26 +125,12 @@ class VictimRows:
         return self.base[chosen.to(self.base.device)].index_copy(1, self.unknown, prediction).view(-1, *self.shape)
 
 
-def network(inputs: int, outputs: int, value_range: tuple[float, float] | None) -> nn.Sequential:
-    """Return an untrained generator from (n, inputs) to (n, outputs), inside `value_range` if given."""
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    """Return an untrained generator from (n, inputs) to (n, outputs), unbounded."""
     layers: list[nn.Module] = []
     width = inputs
     for hidden in (600, 200, 100):
         layers += [nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.ReLU()]
         width = hidden
     layers.append(nn.Linear(width, outputs))
-    if value_range is not None:
-        layers += [nn.Sigmoid(), Stretch(*value_range)]
     return nn.Sequential(*layers)
-
-
-class Stretch(nn.Module):
-    """Maps (0, 1) to (low, high)."""
-
-    def __init__(self, low: float, high: float) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of x."""
-        return self.low + (self.high - self.low) * x

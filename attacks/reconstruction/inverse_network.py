@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, Space, Span, unwrap
 from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.networks.query_passes import query_passes, query_shuffled
 from splitfed.attacks.reconstruction.decoder import Decoder
-from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 

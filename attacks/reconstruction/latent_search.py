@@ -25,23 +25,27 @@ comparison, the scorer's `oracle_pca_16` is a linear code of the default number 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, Space, Span, unwrap
 from splitfed.attacks.networks.autoencoder import VariationalAutoencoder
-from splitfed.attacks.networks.gradient_descent import count_turns
-from splitfed.attacks.reconstruction.inversion import noise_variance, row_misfit, width
-from splitfed.attacks.search_space import Space, Span
+from splitfed.attacks.networks.gradient_descent import part_of
+from splitfed.attacks.reconstruction.inversion import (
+    VICTIMS_AT_ONCE,
+    descend_rows,
+    noise_variance,
+    release_variance,
+    row_misfit,
+    width,
+)
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
 
-VICTIMS_AT_ONCE = 64
 LEAST_VARIANCE = 1e-12
 """Lower bound of the variances of releases, latent numbers and activations."""
 
@@ -99,23 +103,16 @@ class LatentSearch(Attack):
         ]
         each = self.latent_iterations + self.iterations
         total = self.epochs + len(parts) * each
-        prior = self.train_prior(knowledge, generator, lambda done, _: progress(done, total))
+        prior = self.train_prior(knowledge, generator, part_of(progress, 0, total))
         drawn = torch.randn(self.draws, self.latent, generator=generator).to(knowledge.device)
         found = []
         for number, part in enumerate(parts):
             before = self.epochs + number * each
             search = LatentSpace(prior, part, knowledge, self.kl, self.anchor)
-            u = search.best(
-                drawn, self.restarts, self.latent_iterations, self.latent_lr,
-                lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
-            )  # fmt: skip
-            before += self.latent_iterations
-            found.append(
-                search.free(
-                    u, self.iterations, self.free_lr,
-                    lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
-                )
-            )  # fmt: skip
+            told = part_of(progress, before, total)
+            u = search.best(drawn, self.restarts, self.latent_iterations, self.latent_lr, told)
+            told = part_of(progress, before + self.latent_iterations, total)
+            found.append(search.free(u, self.iterations, self.free_lr, told))
         return torch.cat(found)
 
     def train_prior(
@@ -144,11 +141,7 @@ class LatentSpace:
         self._prior, self._seen, self._kl, self._anchor = prior, seen, kl, anchor
         self._function = unwrap(knowledge.upstream)
         x = unwrap(knowledge.auxiliary)
-        with torch.no_grad():
-            released = [self._function(rows) for rows in x.split(VICTIMS_AT_ONCE)]
-        known = [torch.cat([part[name] for part in released]) for name in seen]
-        squares = sum(float((z - z.mean(0)).square().sum()) for z in known)
-        self._scale = max(squares / (len(x) * width(seen)), LEAST_VARIANCE)
+        self._scale = max(release_variance(self._function, x, seen), LEAST_VARIANCE)
         noise = noise_variance(self._function, unwrap(knowledge.sample), x[:VICTIMS_AT_ONCE])
         self._noise = noise / (self._scale * width(seen))
 
@@ -203,24 +196,3 @@ def divergence(u: Tensor) -> Tensor:
         return u[:, 0].square() / 2
     mean, variance = u.mean(1), u.var(1, correction=0).clamp_min(LEAST_VARIANCE)
     return (mean.square() + variance - 1 - variance.log()) / 2
-
-
-def descend_rows(
-    start: Tensor, losses: Callable[[Tensor], Tensor], steps: int, lr: float, progress: Progress | None = None
-) -> Tensor:
-    """Return the result of `steps` of Adam from `start`, at a rate from `lr` along half a cosine.
-
-    The losses of rows are added, so each row is optimised independently.
-    """
-    x = start.detach().clone()
-    if steps == 0:
-        return x
-    with torch.enable_grad():
-        x.requires_grad_()
-        optimizer = torch.optim.Adam([x], lr=lr)
-        rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in count_turns(steps, progress, 10):
-            (x.grad,) = torch.autograd.grad(losses(x).sum(), x)
-            optimizer.step()
-            rate.step()
-    return x.detach()

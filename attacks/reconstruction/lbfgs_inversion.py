@@ -5,17 +5,18 @@ whose search takes thousands of steps of first order.
 
 For a row x of d numbers and its release z of m numbers, whose variance over auxiliary rows is s, minimise
 
-    |f(x) - z|^2 / s  +  w (x - mu)' S^-1 (x - mu)  +  10 |what x exceeds the value range by|^2
+    |f(x) - z|^2 / s  +  w (x - mu)' S^-1 (x - mu)  +  10 |x - clip(x)|^2
 
-with mu and S the mean and shrunk covariance of the auxiliary rows. f has the run's defenses at their mean. Where these
-are random the attack adapts: w is `prior` and the variance of the release's noise over s, which makes the minimum the
-most probable row under Gaussian noise and a Gaussian prior, searched in the basis in which S is the identity. A prior
-that is annealed to nothing ended no nearer to the rows, for the same work, than a search from the regression's rows.
+with mu and S the mean and shrunk covariance of the auxiliary rows, and clip to the value range. f has the run's
+defenses at their mean. If these are random the attack adapts: w is `prior` plus the variance of the release's noise
+over s, which makes the minimum the most probable row under Gaussian noise and a Gaussian prior, searched in the basis
+in which S is the identity. With a prior annealed to zero the same work came no nearer to the rows than a search from
+the regression's.
 
-It begins at the ridge regression from releases of the auxiliary rows under the known weights
-(`splitfed.attacks.reconstruction.linear_inverse`). Every victim has a direction, a step and an end of its own
-(`splitfed.attacks.networks.row_lbfgs`). Where f keeps all that the rows hold it ends at the rounding of f: of float32,
-or with `double` of float64.
+The search starts from the ridge regression from releases of the auxiliary rows under the known weights
+(`splitfed.attacks.reconstruction.linear_inverse`). Every victim has a search direction, a step and a stopping point of
+its own (`splitfed.attacks.networks.row_lbfgs`). If f is injective the search ends at the rounding of f: of float32, or
+with `double` of float64.
 """
 
 from __future__ import annotations
@@ -29,31 +30,29 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, Space, unwrap
 from splitfed.attacks.networks.query_passes import hold_out, join_values, query_passes
 from splitfed.attacks.networks.ridge_map import fit_ridge_map
 from splitfed.attacks.networks.row_lbfgs import RowLbfgs
-from splitfed.attacks.reconstruction.inversion import noise_variance
-from splitfed.attacks.search_space import Space
+from splitfed.attacks.reconstruction.inversion import VICTIMS_AT_ONCE, noise_variance, release_variance
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
 
-VICTIMS_AT_ONCE = 64
 OUTSIDE = 10.0
-"""Weight of the square of what a row exceeds the value range by."""
+"""Weight of the squared distance of a row from the value range."""
 SHRINK = 0.05
-"""Share of the mean variance that is added to every direction of the prior, as few rows leave most of them unseen."""
+"""Share of the mean variance that is added in every direction of the prior, as few rows span few directions."""
 LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class LbfgsInversion(Attack):
-    """At most `iterations` steps of L-BFGS a victim, each from the `history` steps before it.
+    """At most `iterations` steps of L-BFGS for each victim, with a memory of `history` steps.
 
-    `queries`: draws of the defenses for the regression it begins at. `prior`: weight of the Gaussian prior, which helps
-    where the release does not determine the row. `double`: whether the client's segment is computed in float64 whatever
-    the type of its weights.
+    `queries`: draws of the defenses for the initial regression. `prior`: weight of the Gaussian prior, which helps if
+    the release does not determine the row. `double`: whether the client's segment is computed in float64, whatever the
+    type of its weights.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
@@ -78,7 +77,7 @@ class LbfgsInversion(Attack):
         start = self._regress(seen, x, sample, generator)
         if knowledge.value_range is not None:
             start = start.clamp(*knowledge.value_range)
-        scale = max(_variance(function, x, list(seen)), LEAST_VARIANCE)
+        scale = max(release_variance(function, x, seen), LEAST_VARIANCE)
         weight = self.prior + noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
         searched = _in_float64(function) if self.double else lambda rows: function(rows.to(x.dtype))
         search = RowSearch(searched, scale, weight, GaussianPrior.of(x) if weight else None, knowledge)
@@ -105,14 +104,14 @@ class LbfgsInversion(Attack):
 
 
 class GaussianPrior(NamedTuple):
-    """A Gaussian of rows: `mean` (d,), and `root` (d, d) with root root' the shrunk covariance; float64."""
+    """A Gaussian of rows: `mean` (d,), and `root` (d, d), with root root' the shrunk covariance; float64."""
 
     mean: Tensor
     root: Tensor
 
     @classmethod
     def of(cls, x: Tensor) -> GaussianPrior:
-        """Return that of the rows x (n, *shape)."""
+        """Return the Gaussian of the rows x (n, *shape)."""
         flat = x.flatten(1).double()
         centred = flat - flat.mean(0)
         covariance = centred.T @ centred / max(len(x) - 1, 1)
@@ -122,9 +121,9 @@ class GaussianPrior(NamedTuple):
 
 
 class RowSearch(NamedTuple):
-    """The search for rows whose release under `function`, of rows in float64, is one that was seen.
+    """The search for rows whose release under `function`, of rows in float64, equals a received one.
 
-    `scale`: the variance of a released number; `weight`: that of the `prior`, None where it is 0.
+    `scale`: variance of a released number; `weight`: that of the `prior`, which is None if the weight is 0.
     """
 
     function: Callable[[Tensor], Releases]
@@ -157,7 +156,7 @@ class RowSearch(NamedTuple):
 
 
 class _Float64(TorchFunctionMode):
-    """Under it every operation of torch takes and returns float64 for numbers of any other floating type."""
+    """Mode in which every operation of torch takes and returns float64 instead of any other floating type."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return tree_map(_widen, func(*tree_map(_widen, args), **tree_map(_widen, kwargs or {})))
@@ -173,12 +172,3 @@ def _in_float64(function: Callable[[Tensor], Releases]) -> Callable[[Tensor], Re
             return function(x)
 
     return computed
-
-
-@torch.no_grad()
-def _variance(function: Callable[[Tensor], Releases], x: Tensor, names: list[str]) -> float:
-    """Return the mean variance, over the rows x, of a released number."""
-    released = [function(rows) for rows in x.split(VICTIMS_AT_ONCE)]
-    known = [torch.cat([part[name] for part in released]) for name in names]
-    squares = sum(float((z - z.mean(0)).square().sum()) for z in known)
-    return squares / sum(z.numel() for z in known)

@@ -29,12 +29,11 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import (
     Attack,
-    Budgets,
     DefenseEffect,
     Knowledge,
     Needs,
+    Outcome,
     Phase,
-    PredictionAndBound,
     Progress,
     Target,
     unwrap,
@@ -66,13 +65,10 @@ class LinearGradientInversion(Attack):
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.ENCRYPTED_LAYER})
     adapts_to = frozenset[DefenseEffect]()
-    budgets: ClassVar[Budgets] = {"quick": {"step_rows": 4}, "full": {"step_rows": 4}}
 
     step_rows: int = field(default=4, metadata=require_count("linear_gradient_inversion step_rows"))
 
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndBound:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
         """Return the releases, (victims, features), and the largest absolute error of each, (victims,)."""
         layer = unwrap(knowledge.encrypted_layer)
         steps = list(_steps(view, layer))
@@ -83,7 +79,7 @@ class LinearGradientInversion(Attack):
             solved.append(solve(step.results, step.weights, step.error, layer.bound))
             progress(number, len(steps))
         releases, bounds = zip(*solved, strict=True)
-        return PredictionAndBound(torch.cat(releases).float(), torch.cat(bounds))
+        return Outcome(torch.cat(releases).float(), error_bound=torch.cat(bounds))
 
 
 def solve(results: Tensor, weights: Tensor, error: float, bound: float) -> tuple[Tensor, Tensor]:

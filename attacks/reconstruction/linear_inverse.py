@@ -24,10 +24,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Knowledge, Needs, Progress, Space, unwrap
 from splitfed.attacks.networks.query_passes import hold_out, join_values, query_passes
 from splitfed.attacks.networks.ridge_map import fit_ridge_map
-from splitfed.attacks.search_space import Space
 from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
@@ -41,7 +40,6 @@ class LinearInverse(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
-    budgets: ClassVar[Budgets] = {"quick": {}, "full": {}}
     space: ClassVar[Space] = {"queries": (1, 5, 20)}
 
     queries: int = field(default=5, metadata=require_count("linear_inverse queries", low=1))

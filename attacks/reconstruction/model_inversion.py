@@ -21,10 +21,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import log_probabilities
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
-from splitfed.attacks.reconstruction.priors import roughness
+from splitfed.attacks.reconstruction.inversion import roughness
 from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import View
 

@@ -20,10 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
-from splitfed.attacks.networks.nearest_rows import nearest_means
-from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, query_passes
-from splitfed.attacks.search_space import Space
+from splitfed.attacks.base import FORWARD, Attack, Knowledge, Needs, Progress, Space, unwrap
+from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, nearest_means, query_passes
 from splitfed.core.errors import InvalidInput, require_count, require_counts
 from splitfed.core.messages import View
 
@@ -40,7 +38,6 @@ class Nearest(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
-    budgets: ClassVar[Budgets] = {"quick": {}, "full": {}}
     space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
 
     neighbours: tuple[int, ...] = field(default=(1, 10), metadata=require_counts("nearest neighbours", low=1))

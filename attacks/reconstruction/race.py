@@ -1,11 +1,15 @@
-"""A race of attacks: all are tried with a little work, the best third of them with three times as much, to the last.
+"""A race of attacks by successive halving: all are tried with little work, and the best third with three times as much.
 
 Paper: Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016,
-algorithm 1 (successive halving), with a third that stays in place of a half.
+algorithm 1 (successive halving), where a third instead of a half goes on to the next rung.
 
-Work is counted in row passes: one row once forward and backward through the network that is learnt, or through the
-segment that is searched. Seconds are told and decide nothing. Errors are those on rows that the adversary held out of
-its own. What is tried with more work begins anew, so that a size says what the whole of a prediction took.
+Work is counted in row passes: one row once forward and backward through the trained network, or through the segment
+that is inverted. Seconds are recorded but decide nothing. Errors are those on held-out rows of the adversary's own. A
+trial with more work starts anew, so that its size is all the work of the prediction.
+
+The last candidate is a convex combination of the predictions, with weights from non-negative least squares on held-out
+rows: stacking, Breiman, "Stacked regressions", Machine Learning 24, 1996, whose weights are not negative either; that
+they sum to one is ours, so that predictions stay in the range of the data.
 """
 
 from __future__ import annotations
@@ -14,39 +18,39 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.reconstruction.combination import combine, weigh
 from splitfed.attacks.reconstruction.held_out import HeldOut
 from splitfed.attacks.selection import Attempt, LeftOut, Selection
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 
 GROWTH = 3
-"""How many times as much work as before has what stays in the race, and one of how many stays."""
+"""Factor of the work from one rung to the next; one member in this many goes on to the next rung."""
 COMBINATION = "combination"
 LEAST_WEIGHT = 0.01
-"""A member that counts for less in a combination is left out of it."""
+"""Members with a smaller weight are left out of the combination."""
 ERRORS = 2.0
-"""Standard errors of a difference that are taken for chance."""
+"""Number of standard errors up to which a difference of errors counts as chance."""
 EACH = 5
-"""Rows of which chance lets all speak for the same in one case of 32."""
+"""Smallest number of rows that decide if all of them favour the same member; by chance 1 case in 32 of 5 rows."""
 
 Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
-"""From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
+"""Maps view, knowledge, size of the work and random generator to a prediction, one row for each row in the view."""
 
 
 class EnsembleMember(NamedTuple):
-    """An attack among others: its `name`, and how it predicts with work of a size.
+    """A candidate attack: its `name`, and `predict`, its prediction with work of a given size.
 
-    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `searches`: whether
-    it works on every row by itself: it is tried on few of the rows held out, and the victims are not among them;
-    `passes`: row passes that a unit of its size takes in a trial (0: it has no steps); `start`: those that it takes
-    besides; `last`: what its last prediction takes, of a trial; `least`: its smallest size.
+    `learns`: whether it learns from auxiliary rows, so that it must be tested on others; `searches`: whether it works
+    on each row separately, so that it is tried on a few held-out rows without the victims; `passes`: row passes of one
+    unit of its size in a trial (0: it has no steps); `start`: fixed number of row passes; `last`: work of the final
+    prediction, relative to a trial; `least`: smallest size.
     """
 
     name: str
@@ -59,22 +63,22 @@ class EnsembleMember(NamedTuple):
     least: int = 1
 
     def work(self, size: int) -> float:
-        """Return the row passes that a trial of `size` takes."""
+        """Return the number of row passes of a trial of `size`."""
         return self.start + self.passes * size
 
     def size(self, work: float) -> int:
-        """Return the size of which a trial takes about `work` row passes; 0 where its least size takes more."""
+        """Return the size of a trial of about `work` row passes; 0 if its smallest size takes more."""
         size = int((work - self.start) / self.passes)
         return size if size >= self.least else 0
 
 
 def rungs(members: int, budget: float, last: float = 0.0) -> list[tuple[int, float]]:
-    """Return how many members are tried on each rung, and the row passes that each has there at least.
+    """Return for each rung the number of members that are tried, and the minimum number of row passes of each.
 
-    All trials together, and the prediction of the last member that takes `last` times the work of its last trial, take
-    `budget`. The last member has what is left of that, so more where its own prediction takes less.
+    All trials, and the final prediction of the last member (`last` times the work of its last trial), take `budget`
+    together. The last member gets the remaining work, which is more if its own prediction takes less.
     """
-    # Two rungs at least, as a single size says nothing of what more work would gain.
+    # At least two rungs, as one size does not show what more work would gain.
     counts = [members]
     while counts[-1] > 1 or len(counts) < 2:
         counts.append(math.ceil(counts[-1] / GROWTH))
@@ -84,11 +88,11 @@ def rungs(members: int, budget: float, last: float = 0.0) -> list[tuple[int, flo
 
 
 class Trials:
-    """Members that were tried: the predictions of each at the size at which it is best, `found`, and all attempts.
+    """Trials of members on held-out rows: the predictions of each at its best size (`found`), and all attempts.
 
-    Two that were tried on other numbers of rows are compared by the rows of both. `anew`: whether what has learnt from
-    rows learns once more from all of them, for the victims. `searched`: how many of the rows held out a search is tried
-    on (default: all).
+    Members that were tried on different numbers of rows are compared on the common ones. `anew`: whether members that
+    learn from auxiliary rows are trained again on all of them for the final prediction. `searched`: number of held-out
+    rows on which a search is tried (default: all).
     """
 
     def __init__(
@@ -101,12 +105,12 @@ class Trials:
     ) -> None:
         self.held_out, self._seed, self._progress, self._anew = held_out, seed, progress, anew
         self.searched = held_out.first(held_out.count if searched is None else searched)
-        """What arrives of the rows that searches are tried on, and what is known without them."""
+        """View of the rows on which searches are tried, and the knowledge without these rows."""
         self.tried: list[Attempt] = []
         self._left_out: dict[str, LeftOut] = {}
-        """Members that were never tried, as each share of the work was too small for them."""
+        """Members that were never tried, as their share of the work was always too small."""
         self.found: dict[str, Tensor] = {}
-        """What each member predicts of the first rows held out, (n, *shape)."""
+        """Member -> its prediction of the first held-out rows, (n, *shape)."""
         self._victims: dict[str, Tensor] = {}
         self._combined: Tensor | None = None
         self._members: dict[str, tuple[EnsembleMember, int]] = {}
@@ -114,12 +118,12 @@ class Trials:
 
     @property
     def chosen(self) -> str:
-        """The member with the least error on the rows held out; of several the first.
+        """Name of the member with the least error on held-out rows; the first among equals.
 
-        One without steps is it only where it is better than what learnt by more than `ERRORS` standard errors of that:
-        what learns begins at a closed form's rows, and a few rows that are unlike all others may decide between the
-        two. So is a search, which may end far off where a row is unlike those held out, the combination of all, and the
-        smaller of two sizes of a member's work.
+        A member without steps is chosen over one that learns only if its error is smaller by more than `ERRORS`
+        standard errors of the difference: learning members start from a closed form, and a few outlying rows may decide
+        between the two. The same holds for a search, which may fail on rows unlike the held-out ones, for the
+        combination, and for the smaller of two sizes of one member.
         """
         kinds: dict[tuple[bool, bool, int], list[str]] = {}
         for name, own in self.found.items():
@@ -136,19 +140,20 @@ class Trials:
         return COMBINATION if combined is not None and self._exceeds(self.found[best], combined, errors=True) else best
 
     def _takes(self, name: str, own: Tensor) -> bool:
-        """Whether a member takes what it predicts of the rows held out with more work than before."""
+        """Return whether the prediction `own` of member `name`, with more work, replaces its previous one."""
         if not bool(own.isfinite().all()) or name not in self.found:
             return bool(own.isfinite().all())
         return not self._exceeds(own, self.found[name], errors=True)
 
     def _exceeds(self, one: Tensor, other: Tensor, errors: bool) -> bool:
-        """Whether the error of `one` is the greater on the rows of both; `errors`: by more than chance.
+        """Return whether the error of `one` exceeds that of `other` on common rows; `errors`: by more than chance.
 
-        By `ERRORS` standard errors, or on each of `EACH` rows or more: one row may make a standard error large.
+        More than chance: by `ERRORS` standard errors, or on every row if there are `EACH` or more, as a single row may
+        make the standard error large.
         """
         rows, count = min(len(one), len(other)), self.held_out.count
         of_one, of_other = (self.held_out.losses(own[:rows]) for own in (one, other))
-        # A row that was asked for several times is one row.
+        # A row that was queried several times counts once.
         gain = torch.stack([part.mean() for part in (of_one - of_other).view(-1, min(count, rows)).unbind(1)])
         if errors and len(gain) >= EACH and bool((gain > 0).all()):
             return True
@@ -156,13 +161,13 @@ class Trials:
 
     @property
     def selection(self) -> Selection:
-        """How the choice was made."""
+        """Record of the selection."""
         criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
         left_out = tuple(self._left_out.values())
         return Selection(self.chosen, tuple(self.tried), left_out=left_out, criterion=criterion)
 
     def loss(self, name: str, rows: int) -> float:
-        """Return what a member misses of the first `rows` held out, as they are scored; infinity if it found none."""
+        """Return the mean loss of a member on the first `rows` held-out rows; infinity without a prediction of them."""
         return float(self.held_out.losses(self.found[name][:rows]).mean()) if name in self.found else math.inf
 
     def _best(self, names: Sequence[str]) -> str:
@@ -170,7 +175,7 @@ class Trials:
         return min(names, key=lambda name: self.loss(name, rows))
 
     def run(self, member: EnsembleMember, size: int = 0) -> float:
-        """Try a member with work of `size`; return its error on the rows held out that it was tried on."""
+        """Try a member with work of `size`; return its error on the held-out rows on which it was tried."""
         started = time.perf_counter()
         predict, held_out = partial(self._predict, member, size), self.held_out
         victims: Tensor | None = None
@@ -188,9 +193,10 @@ class Trials:
         return error
 
     def race(self, members: Sequence[EnsembleMember], budget: float, looked: bool = False) -> None:
-        """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more.
+        """Try `members` with `budget` row passes in total: on each rung fewer members with more work each.
 
-        `looked`: a look at them was the first rung, which is left to those for whom its share was too small.
+        `looked`: whether `look` has been the first rung already; on it only members whose share was too small then are
+        tried.
         """
         left, spent = list(members), 0.0
         planned = rungs(len(left), budget, max(member.last for member in members))
@@ -202,7 +208,7 @@ class Trials:
             left = self._rank(left[:count])
 
     def look(self, members: Sequence[EnsembleMember], work: float) -> float:
-        """Try each of `members` once, with `work` row passes; return how many that took altogether."""
+        """Try each of `members` once, with `work` row passes; return the total number of row passes."""
         sizes = [(member, member.size(work)) for member in members]
         for member, size in sizes:
             if size:
@@ -214,20 +220,20 @@ class Trials:
         return sum(member.work(size) for member, size in sizes if size)
 
     def _rank(self, members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
-        """Return those of `members` that were tried, the best first."""
+        """Return the `members` that were tried, the best first."""
         able = [member for member in members if member.name not in self._left_out]
         rows = min((len(self.found[member.name]) for member in able if member.name in self.found), default=1)
         return sorted(able, key=lambda member: self.loss(member.name, rows))
 
     def leads(self, some: Sequence[EnsembleMember], others: Sequence[EnsembleMember], times: float) -> bool:
-        """Whether the least mean squared error of `some` is more than so many `times` below that of `others`."""
+        """Return whether the least mean squared error of `some`, multiplied by `times`, is below that of `others`."""
         found = [[self.found[member.name] for member in part if member.name in self.found] for part in (some, others)]
         rows = min((len(own) for part in found for own in part), default=0)
         best, other = (min((self.held_out.error(own[:rows]) for own in part), default=math.inf) for part in found)
         return best * times < other
 
     def combine(self) -> None:
-        """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
+        """Try the convex combination of all predictions, tested on rows to which its weights were not fitted."""
         started = time.perf_counter()
         rows = min(map(len, self.found.values()))
         truth, own = self.held_out.x[:rows].cpu(), [own[:rows] for own in self.found.values()]
@@ -237,7 +243,7 @@ class Trials:
         self._keep(COMBINATION, 0, error, time.perf_counter() - started)
 
     def predict(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
-        """Return what the member `name` predicts of the victims in `view`, from all that is known of them."""
+        """Return the prediction of the victims in `view` by the member `name`, with all `knowledge`."""
         if name not in self._victims:
             self._victims[name] = self._predict_anew(name, view, knowledge)
         return self._victims[name]
@@ -251,7 +257,7 @@ class Trials:
         return self._predict(member, size, view, knowledge)
 
     def _draws(self, member: EnsembleMember, size: int) -> torch.Generator:
-        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
+        # Every attempt has its own random numbers, so that a further attempt changes no other one.
         return torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
 
     def _predict(self, member: EnsembleMember, size: int, view: View, knowledge: Knowledge) -> Tensor:
@@ -259,11 +265,49 @@ class Trials:
         return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
 
     def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
-        # What is below what a score tells is no gain.
+        # An error below the resolution of the score is no gain.
         self.tried.append(Attempt(name, size, seconds, max(error, self.held_out.exact)))
         self._progress(len(self.tried))
 
 
 def attempts_of(members: int) -> int:
-    """Return how many attempts a race of so many members makes."""
+    """Return the number of attempts in a race of so many `members`."""
     return sum(count for count, _ in rungs(members, 1.0)) if members else 0
+
+
+def combine(truth: Tensor, own: Sequence[Tensor], count: int) -> tuple[list[float], Tensor]:
+    """Return the weights of the predictions `own` of held-out rows, and their cross-fitted combination.
+
+    `truth`: (n, *shape); `own`: predictions of the same shape. The combination of each half of the rows uses weights
+    fitted to the other half; NaN for a single row. Rows repeat after every `count` rows.
+    """
+    halves = torch.arange(len(truth)) % count % 2 == 0
+    weights = convex_weights(own, truth)
+    crossed = torch.full_like(truth, torch.nan)
+    for fitted in (halves, ~halves):
+        if bool(fitted.any()):
+            found = convex_weights([p[fitted] for p in own], truth[fitted])
+            crossed[~fitted] = weigh(found, [p[~fitted] for p in own])
+    return weights, crossed
+
+
+def weigh(weights: Sequence[float], predictions: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum of `predictions`."""
+    return torch.stack([w * p for w, p in zip(weights, predictions, strict=True)]).sum(0)
+
+
+def convex_weights(predictions: Sequence[Tensor], truth: Tensor) -> list[float]:
+    """Return weights >= 0 of sum 1 that minimise the squared error of the weighted `predictions` of `truth`.
+
+    truth and predictions: (rows, *shape).
+    """
+    # scipy's optimizers take a third of a second to import.
+    from scipy.optimize import nnls
+
+    columns = torch.stack([(p - truth).flatten() for p in predictions], 1).double()
+    # With weights of sum 1 the error is |columns w|²; its factor is small, however many rows there are.
+    factor: Any = np.linalg.qr(columns.numpy(), mode="r")
+    factor = factor / max(float(np.abs(factor).max()), 1e-300)
+    # min |R w|² for w >= 0 and sum w = 1 is, but for its length, min |R w|² + (sum w - 1)².
+    found, _ = nnls(np.vstack([factor, np.ones(len(predictions))]), np.r_[np.zeros(len(factor)), 1.0])
+    return [float(w) for w in found / found.sum()]

@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Progress, Releases
-from splitfed.attacks.networks.gradient_descent import count_turns
-from splitfed.attacks.reconstruction.inversion import width
-from splitfed.attacks.reconstruction.priors import roughness
+from splitfed.attacks.reconstruction.inversion import descend_rows, roughness, width
 from splitfed.core.rows import flat_rows
 
 LEAST_NOISE = 1e-8
@@ -48,20 +46,16 @@ class Refinement:
 
     def run(self, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
         """Return the rows after `steps` of Adam from rate `lr`: (rows, *shape)."""
-        x = self.start.clone().requires_grad_()
-        optimizer = torch.optim.Adam([x], lr=lr)
-        rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         allowed = self.noise * width(self.seen)
-        # Adam takes gradients of any size, but not of one below its epsilon.
+        # Adam accepts gradients of any size, but not one below its epsilon.
         whole = width(self.seen) + self.start[0].numel() / self.reach
-        for _ in count_turns(steps, progress, 50):
+
+        def loss(x: Tensor) -> Tensor:
             fit = (self._misfit(x) - allowed).clamp(min=0.0) / (2 * self.noise)
             prior = (x - self.start).square().flatten(1).sum(1) / (2 * self.residual * self.reach)
-            loss = (fit + prior + self.tv * x[0].numel() * roughness(x) / self.residual).sum() / whole
-            (x.grad,) = torch.autograd.grad(loss, x)
-            optimizer.step()
-            rate.step()
-        return x.detach()
+            return (fit + prior + self.tv * x[0].numel() * roughness(x) / self.residual).sum() / whole
+
+        return descend_rows(self.start, loss, steps, lr, progress)
 
     def _misfit(self, x: Tensor) -> Tensor:
         """Return |f(x) - z|² of every row: (rows,)."""

@@ -19,9 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Space, Span, unwrap
 from splitfed.attacks.reconstruction.inversion import invert
-from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 

@@ -25,7 +25,7 @@ from splitfed.attacks.base import (
     Clone,
     Knowledge,
     Needs,
-    PredictionAndClone,
+    Outcome,
     Progress,
     unwrap,
 )
@@ -63,9 +63,7 @@ class Shadow(Attack):
     tv: float = field(default=0.1, metadata=require_number("shadow tv", low=0.0))
     l2: float = field(default=0.0, metadata=require_number("shadow l2", low=0.0))
 
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndClone:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
         """Return the reconstructions, (victims, *shape), and the shadow.
 
         The search starts at the middle of the value range (or at zero).
@@ -76,7 +74,7 @@ class Shadow(Attack):
             view, knowledge, self.lr, self.iterations, None, mean=shadow, sample=shadow.sample, tv=self.tv, l2=self.l2
         )
         progress(self.epochs + 1, self.epochs + 1)
-        return PredictionAndClone(found, shadow)
+        return Outcome(found, clone=shadow)
 
     def _train(self, shadow: Clone, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> None:
         weights = list(shadow.parameters())

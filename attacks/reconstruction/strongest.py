@@ -1,28 +1,28 @@
-"""Strongest: the reconstruction attacks of this house in a race of counted work, judged on the adversary's own rows.
+"""Strongest: a race of this project's reconstruction attacks with counted work, chosen on rows of the adversary's own.
 
-Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, whose two
-threat models are its own, Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter
-optimization", AISTATS 2016, for the race (`splitfed.attacks.reconstruction.race`), and Breiman, "Stacked regressions",
-Machine Learning 1996, for the combination of all.
+Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, for the two
+threat models; Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS
+2016, for the race (`splitfed.attacks.reconstruction.race`); Breiman, "Stacked regressions", Machine Learning 1996, for
+the combination.
 
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
 `nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
-weights too, and twice the work, of tables three times as much: after the race of the decoders that a black box has,
-`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Of images a
-first look at all members is the first rung of that race, and where searches are ahead in it they have the work of the
-decoders too. Where releases are not a function of the row alone, a fifth of the searches' work is left for one that
-begins at the best rows found so far (`refinement`). Where an attack was in the training, what that predicts is a
-member; and last a convex combination of all of them, its weights by least squares.
+weights too, and twice the work (three times for tables): after the race of the decoders, `lbfgs_inversion` with and
+without a prior and, in the longest budget, `latent_search` race with each other. For images a first look at all members
+is the first rung of that race; if searches are ahead in it, they get the work of the decoders too. If releases are not
+a function of the row alone, a fifth of the searches' work is for a search that starts from the best prediction so far
+(`refinement`). If a training attack was in the run, its prediction is a member. The last candidate is a convex
+combination of all members, with weights from least squares.
 
-The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
-and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
-truth of the victims has no part in it. Fewer than `ENOUGH` held out would let a few rows of a heavy tail decide: where
-there are not `FEWEST` times as many, all rows are held out in turn, in folds, and what learns from them is trained anew
-in each. The mean over all rows judges, as the mean over victims is what the attack is judged by: medians and trimmed
-means estimate something else, and chose worse on heavy-tailed tables.
+The choice is the adversary's: some of its rows are held out, their releases follow the victims' without a mark, and the
+member with the least squared error on them makes the prediction, after training on all rows. The victims' truth is not
+used. A few outliers would decide among fewer than `ENOUGH` held-out rows: with fewer than `FEWEST` times as many
+auxiliary rows, all rows are held out in turn, in folds, and members that learn from them are trained once in each. The
+choice is by the mean over rows, as an attack is scored by the mean over victims; medians and trimmed means estimate
+something else, and chose worse on heavy-tailed tables.
 
-Whether the chosen member gains less than .2 dB by twice the work is said (`Selection.converged`): a figure that has not
-converged is a lower bound of what leaks.
+`Selection.converged` states whether doubling the work of the chosen member gains less than .2 dB: a score that has not
+converged is a lower bound of the leakage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from splitfed.attacks.base import (
     Budgets,
     Knowledge,
     Needs,
-    PredictionAndSelection,
+    Outcome,
     Progress,
     Releases,
     Target,
@@ -64,43 +64,43 @@ STANDARD = {"widths": (16, 32, 64), "passes": 500_000, "prior": False}
 FULL = {"widths": (16, 32, 64), "passes": 5_000_000, "prior": True}
 
 REACH = (0.3, 3.0, 30.0)
-"""How far a refinement may go from the first prediction, among which it chooses."""
+"""Candidate reaches of a refinement: how far it may go from the first prediction."""
 RATE = 0.01
-"""Adam's rate for a refinement, in the unit of the data's standard deviation."""
+"""Adam's rate for a refinement, in units of the data's standard deviation."""
 REFINED = 0.2
-"""Share of the searches' work that refinements have, where there are any."""
+"""Share of the searches' work for refinements, if there are any."""
 LEAST_RESIDUAL = 1e-12
-"""Mean squared error of a first prediction that is taken for exact."""
+"""Mean squared error below which a first prediction counts as exact."""
 DETERMINED = 1e-7
-"""Releases that miss what is known of them by a smaller share of their variance are functions of the row."""
+"""Releases whose difference from the computed ones is a smaller share of their variance are functions of the row."""
 ENOUGH, FEWEST = 30, 3
-"""Rows held out that choose by themselves, where there are so many times as many; else all are in turn, in folds.
+"""Number of held-out rows that suffices for a choice, and the factor of auxiliary rows above which there are no folds.
 
-Folds multiply the work of all that learns by their number, up to ten, and gain the less the more rows are held out.
+Folds multiply the work of members that learn by their number, up to ten, and gain less the more rows are held out.
 """
 SEARCHED = 16
-"""Images held out that a search is tried on: it learns from none, and works as long on each as on a victim.
+"""Number of held-out images on which a search is tried: it takes as long for each as for a victim.
 
-Of tables, whose rows are cheap and have heavy tails, it is tried on all that are held out.
+For tables, whose rows are cheap and have heavy tails, it is tried on all held-out rows.
 """
 LOOK, AHEAD = 0.1, 1.6
-"""Share of the work that tells whether searches are ahead of decoders, and how many times smaller an error says so.
+"""Share of the work for the look that shows whether searches are ahead, and the ratio of errors that counts as ahead.
 
-A decoder of images that is 2 dB behind hardly comes up: both gain by more work. One of a table may.
+A decoder of images that is 2 dB behind rarely catches up, as both gain by more work; a decoder of a table may.
 """
 MOST = 64
-"""Rows held out once at most: more of them choose hardly better, and every search is made for each of them."""
+"""Maximum number of rows held out once: more hardly improve the choice, and every search is run on each of them."""
 ALL_BUT = 0.1
-"""A member that learnt without a larger share of the rows learns once more from all of them."""
+"""Share of held-out rows above which a member that learnt without them is trained again on all rows."""
 SYNTHETIC, TABLES = 1, 4
-"""Rows drawn about each auxiliary row of a table, for few rows teach little, and by how much narrower its decoders are.
+"""Synthetic rows for each auxiliary row of a table, and the factor by which decoders of tables are narrower.
 
-Images drawn so are none, and teach less than nothing.
+For images synthetic rows are no images and make a decoder worse.
 """
 PRIORS = (0.0, 1e-4)
-"""Weights of the Gaussian prior of a search, beside what noise asks for."""
+"""Weights of the Gaussian prior of a search, in addition to the weight that noise requires."""
 EVALUATIONS = 1.15
-"""Losses with their gradient that a step of L-BFGS takes, about."""
+"""Approximate number of evaluations of loss and gradient in a step of L-BFGS."""
 
 
 class _Rows(NamedTuple):
@@ -117,21 +117,21 @@ class _Rows(NamedTuple):
 
     @property
     def searched(self) -> int:
-        """Rows held out that a search is tried on."""
+        """Number of held-out rows on which a search is tried."""
         held = math.ceil(self.held / self.folds)
         return min(SEARCHED, held) if self.images else held
 
     @property
     def anew(self) -> bool:
-        """Whether what learns from the kept rows learns once more from all."""
+        """Whether members that learn from the kept rows are trained again on all rows."""
         return self.folds > 1 or self.held > ALL_BUT * (self.held + self.kept)
 
 
 class _Plan(NamedTuple):
-    """Who races: `decoders` with `passes` row passes, and `searches` with what is left of those of `total`.
+    """The races: `decoders` with `passes` row passes, and `searches` with the rest of the `total`.
 
-    `look`: row passes of each member that tell whether searches are ahead of decoders, which then have no race, and
-    which of the searches goes on; 0: no look.
+    `look`: row passes of each member in the first look, which shows whether searches are ahead of decoders, which then
+    have no race, and which search goes on; 0: no look.
     """
 
     decoders: list[EnsembleMember]
@@ -142,19 +142,19 @@ class _Plan(NamedTuple):
 
     @property
     def members(self) -> list[EnsembleMember]:
-        """All that race."""
+        """All members that race."""
         return [*self.decoders, *self.searches]
 
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `passes` row passes among decoders; in the threat model "white_box" one of as many of searches, too.
+    """A race of `passes` row passes among decoders; in the threat model "white_box" also one among searches.
 
-    `widths`: of the decoders of images (of tables a quarter). `threat_model`: "black_box", "white_box", or None: the
-    one that holds for the adversary in the run, "white_box" where the client's weights reach it. `prior`: whether
-    `latent_search` takes part. The share `validation` of the auxiliary rows chooses, `ENOUGH` at least and `MOST` at
-    most; of fewer than `FEWEST` times `ENOUGH` rows all do, in 1 / `validation` folds (2 to 10), and what learns from
-    them is trained once a fold.
+    `widths`: of the decoders of images (a quarter for tables). `threat_model`: "black_box", "white_box", or None: that
+    of the adversary in the run, "white_box" if it receives the client's weights. `prior`: whether `latent_search` takes
+    part. `validation`: share of the auxiliary rows that is held out, at least `ENOUGH` and at most `MOST` rows; of
+    fewer than `FEWEST` times `ENOUGH` rows all are, in 1 / `validation` folds (2 to 10), with members trained once in
+    each.
     `batch_size`, `lr` and `queries` are those of `inverse_network`.
     """
 
@@ -176,19 +176,17 @@ class Strongest(Attack):
 
     @property
     def uses(self) -> frozenset[Needs]:
-        """What some members need, beyond what all of them require."""
+        """Needs of some members, beyond what all of them require."""
         return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.threat_model == WHITE_BOX else [])})
 
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndSelection:
-        """Return the chosen member's rows for the releases in the view, (victims, *shape), and how it was chosen."""
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
+        """Return the chosen member's reconstructions of the releases, (victims, *shape), and the selection."""
         trials = self.compare(view, knowledge, generator, progress)
         prediction = trials.predict(trials.chosen, view, knowledge)
-        return PredictionAndSelection(prediction, trials.selection)
+        return Outcome(prediction, selection=trials.selection)
 
     def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Trials:
-        """Return every member, tried on rows held out."""
+        """Return the trials of all members on held-out rows."""
         held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
@@ -220,7 +218,7 @@ class Strongest(Attack):
         return trials
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
-        """Return its work: closed forms, and of the race the first rung and all after it by one of those that race."""
+        """Return the work of the attack: closed forms, the first rung of each race, and its rest by one member."""
         every = len(unwrap(knowledge.auxiliary))
         folds = self._folds(every)
         held = every if folds > 1 else round(self._share(every) * every)
@@ -267,7 +265,7 @@ class Strongest(Attack):
         return [*found, *looks, OneOf([apart, race(plan.searches, left, looked=True)])]
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
-        """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
+        """Return the held-out rows: a share of them once if these are enough, else all of them in turn."""
         rows = len(unwrap(knowledge.auxiliary))
         if self._folds(rows) > 1:
             return hold_out_in_folds("strongest", view, knowledge, self.validation, generator)
@@ -278,7 +276,7 @@ class Strongest(Attack):
         return min(max(self.validation, ENOUGH / rows), MOST / rows)
 
     def _folds(self, rows: int) -> int:
-        """Return in how many folds `rows` auxiliary rows are held out in turn; 1: a share of them once."""
+        """Return the number of folds in which `rows` auxiliary rows are held out; 1: a share of them once."""
         return 1 if rows >= FEWEST * ENOUGH else count_folds(rows, self.validation)
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
@@ -299,7 +297,7 @@ class Strongest(Attack):
         return _Plan(decoders, searches, float(self.passes), total, look)
 
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
-        """Return the decoders, with the row passes that they take on so many `rows`."""
+        """Return the decoders, with the row passes that they take on these numbers of `rows`."""
         network, found = load("attacks", "inverse_network"), []
         last = 1 / rows.folds if rows.anew else 0.0
         for width in self.widths:
@@ -316,7 +314,7 @@ class Strongest(Attack):
         return found
 
     def _searches(self, rows: _Rows) -> list[EnsembleMember]:
-        """Return what searches with the client's weights, likewise."""
+        """Return the searches, which use the client's weights, likewise."""
         found, tried = [], rows.searched
         last = rows.victims / tried
         for prior in PRIORS:
@@ -357,7 +355,7 @@ def _closed(attack: Attack, view: View, knowledge: Knowledge, size: int) -> obje
 
 
 def attack_member(name: str, attack: Attack, parameter: str = "") -> EnsembleMember:
-    """Return `attack` as a member whose `parameter` is its size; without one it has no steps."""
+    """Return `attack` as a member whose size is its `parameter`; without one it has no steps."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
@@ -373,19 +371,19 @@ def _count_rows(held_out: HeldOut, knowledge: Knowledge) -> _Rows:
 
 
 def _noise(held_out: HeldOut) -> float:
-    """Return `_measure_noise` of the rows held out."""
+    """Return `_measure_noise` of the held-out rows."""
     return _measure_noise(held_out.knowledge, held_out.x, _released(held_out.own, held_out.knowledge.device))
 
 
 def _measure_noise(knowledge: Knowledge, x: Tensor, released: Releases) -> float:
-    """Return the variance of a release that is no function of the row, to who has the weights; 0: there is none."""
+    """Return the mean squared difference of releases from those computed with the weights; 0 if they are equal."""
     noise = measure_noise(unwrap(knowledge.upstream), x, released)
     variance = float(torch.cat([flat_rows(z) for z in released.values()], 1).var(0, correction=0).mean())
     return noise if noise > DETERMINED * variance else 0.0
 
 
 def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
-    """Return the attack inside training as a member: it has learnt all it can."""
+    """Return the training attack of the run as a member; it learns nothing further."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         return state.predict(view, Target.INPUTS).detach().cpu()

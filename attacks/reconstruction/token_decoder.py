@@ -16,18 +16,28 @@ queries. An id that is in no auxiliary row is never predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import FORWARD, Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
+from splitfed.attacks.base import (
+    FORWARD,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Progress,
+    Releases,
+    Space,
+    Span,
+    Target,
+    unwrap,
+)
 from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.tokens import Vocabulary, frequent_tokens, unpadded_positions
-from splitfed.attacks.search_space import Choice, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -47,12 +57,12 @@ class TokenDecoder(Attack):
     target: ClassVar[Target] = Target.TOKENS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "quick": {"epochs": 20, "width": 128},
         "full": {"epochs": 100, "width": 512},
     }
 
-    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (64, 128, 256, 512)}
+    space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (64, 128, 256, 512)}
 
     epochs: int = field(default=20, metadata=require_count("token_decoder epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("token_decoder batch_size", low=1))

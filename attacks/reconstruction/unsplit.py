@@ -34,14 +34,13 @@ from splitfed.attacks.base import (
     DefenseEffect,
     Knowledge,
     Needs,
-    PredictionAndClone,
+    Outcome,
     Progress,
     Releases,
     unwrap,
 )
 from splitfed.attacks.networks.gradient_descent import take_step
-from splitfed.attacks.reconstruction.inversion import Search, misfit, start
-from splitfed.attacks.reconstruction.priors import total_variation
+from splitfed.attacks.reconstruction.inversion import Search, misfit, start, total_variation
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -75,15 +74,7 @@ class Unsplit(Attack):
     stretch: bool = True
     restarts: int = field(default=3, metadata=require_count("unsplit restarts", low=1))
 
-    def __post_init__(self) -> None:
-        """Also raise `InvalidInput` for a `stretch` that is not a bool."""
-        super().__post_init__()
-        if not isinstance(self.stretch, bool):
-            raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
-
-    def run(
-        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> PredictionAndClone:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Outcome:
         """Return the reconstructed rows (victims, *shape) and the cloned segments of the fit with the lowest loss."""
         architecture = unwrap(knowledge.architecture)
         seen = view.select(kind="activation").tensors(knowledge.device)
@@ -98,9 +89,7 @@ class Unsplit(Attack):
             if best is None or loss < best[0]:
                 best = loss, x.detach(), clone
         _, prediction, clone = unwrap(best)
-        return PredictionAndClone(
-            stretch_rows(prediction, knowledge.value_range) if self.stretch else prediction, clone
-        )
+        return Outcome(stretch_rows(prediction, knowledge.value_range) if self.stretch else prediction, clone=clone)
 
     def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
         """Return the sum of the regularisers of rows x (n, ...), independent of their scale.

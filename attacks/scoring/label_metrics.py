@@ -8,7 +8,7 @@ The AUC is that of the unmodified scores: reversing them would require the truth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -116,8 +116,7 @@ def _score_assigned(known: Tensor, predictions: Tensor, generator: torch.Generat
         mixed = predictions[torch.randperm(len(known), generator=generator)]
         shuffled.append((_best_names(known, mixed, classes)[mixed] == known).double().mean())
     null = torch.stack(shuffled)
-    low, high = null.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return {**by_predictor, NULL: Interval(float(null.mean()), low, high, len(known))}
+    return {**by_predictor, NULL: Interval(float(null.mean()), *percentile_bounds(null), len(known))}
 
 
 def _best_names(known: Tensor, predictions: Tensor, classes: int) -> Tensor:
@@ -156,18 +155,7 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
     With a single victim of a class the spread is unknown: the bounds are NaN.
     """
     check_count("resamples", resamples, low=1)
-    value = auc(scores, positive)
-    positives, negatives = scores[positive], scores[~positive]
-    if min(len(positives), len(negatives)) == 1:
-        return Interval(value, float("nan"), float("nan"), len(scores))
-    marks = torch.arange(len(scores)) < len(positives)
-    resampled_aucs = [
-        auc(torch.cat([resample(positives, generator), resample(negatives, generator)]), marks)
-        for _ in range(resamples)
-    ]
-    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.tensor(resampled_aucs, dtype=torch.float64).quantile(tails).tolist()
-    return Interval(value, low, high, len(scores))
+    return _interval_of(auc, scores, positive, generator, resamples)
 
 
 def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, generator: torch.Generator) -> Interval:
@@ -175,19 +163,37 @@ def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, generator: 
 
     Both are resampled together, victim by victim.
     """
-    both = torch.stack([scores, others], 1)
-    positives, negatives = both[positive], both[~positive]
-    value = auc(scores, positive) - auc(others, positive)
+
+    def difference(both: Tensor, positive: Tensor) -> float:
+        return auc(both[:, 0], positive) - auc(both[:, 1], positive)
+
+    return _interval_of(difference, torch.stack([scores, others], 1), positive, generator, RESAMPLES)
+
+
+def _interval_of(
+    statistic: Callable[[Tensor, Tensor], float],
+    values: Tensor,
+    positive: Tensor,
+    generator: torch.Generator,
+    resamples: int,
+) -> Interval:
+    """Return `statistic(values, positive)`, values (n, ...), with its interval over victims as in `auc_interval`."""
+    value = statistic(values, positive)
+    positives, negatives = values[positive], values[~positive]
     if min(len(positives), len(negatives)) == 1:
-        return Interval(value, float("nan"), float("nan"), len(scores))
-    marks = torch.arange(len(scores)) < len(positives)
-    differences = []
-    for _ in range(RESAMPLES):
-        drawn = torch.cat([resample(positives, generator), resample(negatives, generator)])
-        differences.append(auc(drawn[:, 0], marks) - auc(drawn[:, 1], marks))
-    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.tensor(differences, dtype=torch.float64).quantile(tails).tolist()
-    return Interval(value, low, high, len(scores))
+        return Interval(value, float("nan"), float("nan"), len(values))
+    marks = torch.arange(len(values)) < len(positives)
+    resampled = [
+        statistic(torch.cat([resample(positives, generator), resample(negatives, generator)]), marks)
+        for _ in range(resamples)
+    ]
+    return Interval(value, *percentile_bounds(torch.tensor(resampled, dtype=torch.float64)), len(values))
+
+
+def percentile_bounds(draws: Tensor) -> tuple[float, float]:
+    """Return the bounds of the central 95 % of `draws` (n,), float64."""
+    low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def _check(truth: Tensor, prediction: Tensor) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.label_metrics import auc_interval, resample
+from splitfed.attacks.scoring.label_metrics import auc_interval, percentile_bounds, resample
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.stats.intervals import Interval
@@ -69,10 +69,8 @@ def chance_at(fpr: float, non_members: int) -> float:
 
 def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Generator) -> Interval:
     """Return `tpr_at` with its 95 % percentile bootstrap interval, members and non-members resampled separately."""
-    drawn = [resample(scores[side], generator, _RESAMPLES) for side in (member, ~member)]
-    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = _tpr(drawn[0], drawn[1], fpr).quantile(tails).tolist()
-    return Interval(tpr_at(scores, member, fpr), low, high, len(scores))
+    members, others = (resample(scores[side], generator, _RESAMPLES) for side in (member, ~member))
+    return Interval(tpr_at(scores, member, fpr), *percentile_bounds(_tpr(members, others, fpr)), len(scores))
 
 
 def roc(scores: Tensor, member: Tensor) -> Roc:

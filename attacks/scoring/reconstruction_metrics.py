@@ -5,7 +5,8 @@ similarity", IEEE Transactions on Image Processing 2004.
 
 Every metric takes `truth` and `prediction` of equal shape (n, ...) in the same unit, and returns (n,) in float64, so
 that an interval over victims can be taken. Images are (n, c, h, w), and `data_range` is the width of the data's value
-range (1 for images in [0, 1]), not that of the values in a batch.
+range (1 for images in [0, 1]), not that of the values in a batch. Predictions without an order are assigned to victims
+first: Kuhn, "The Hungarian method for the assignment problem", Naval Research Logistics Quarterly 1955.
 """
 
 from __future__ import annotations
@@ -167,3 +168,22 @@ def _pair(truth: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
     return truth.detach().double(), prediction.detach().double()
+
+
+def assignment(truth: Tensor, prediction: Tensor) -> Tensor:
+    """Return order (n,) int64 such that prediction i matches victim order[i] with the least total squared error.
+
+    truth and prediction: (n, ...) in the same unit. A sum over gradients has no order, so a prediction from it has
+    none.
+    """
+    if truth.shape != prediction.shape or len(truth) == 0:
+        raise InvalidInput(
+            f"truth has shape {tuple(truth.shape)} and prediction {tuple(prediction.shape)}; "
+            "expected equal (n, ...), n >= 1"
+        )
+    # SciPy's optimizers take half a second to import.
+    from scipy.optimize import linear_sum_assignment
+
+    one, other = (t.detach().double().cpu().flatten(1) for t in (prediction, truth))
+    cost = (one[:, None] - other[None]).square().sum(2)
+    return torch.as_tensor(linear_sum_assignment(cost.numpy())[1], dtype=torch.int64)

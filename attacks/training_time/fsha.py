@@ -30,10 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Budgets, DefenseEffect, Target, unwrap
-from splitfed.attacks.networks.networks import Critic, Translator
-from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.networks.networks import Critic, Scale, Translator
 from splitfed.attacks.training_time.attack_site import AttackSite
-from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
+from splitfed.attacks.training_time.fsha_networks import fsha_critic, fsha_decoder, fsha_encoder
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
@@ -99,8 +98,8 @@ class Hijacker(TrainingAttackState):
         decoder: nn.Module
         critic: nn.Module
         if len(image) == len(cut) == 3:
-            encoder, critic = Encoder(image, cut), FshaCritic(cut, *size)
-            decoder = FshaDecoder(cut, image, plan.width, self.scale.bounded)
+            encoder, critic = fsha_encoder(image, cut), fsha_critic(cut, *size)
+            decoder = fsha_decoder(cut, image, plan.width, self.scale.bounded)
         else:
             encoder, critic = Translator(image, cut, *size), Critic(cut, *size)
             decoder = Translator(cut, image, *size, bounded=self.scale.bounded)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
-from torch import Tensor, nn
+from torch import nn
 
 from splitfed.attacks.networks.networks import Residual, Shape
 
@@ -37,70 +37,46 @@ def halved_sizes(source: Shape, target: Shape) -> list[tuple[int, int]]:
     return found
 
 
-class Encoder(nn.Module):
-    """Maps images (n, *source) to (n, *target), the shape of a cut."""
-
-    def __init__(self, source: Shape, target: Shape) -> None:
-        super().__init__()
-        steps, channels = halved_sizes(source, target), source[0]
-        layers: list[nn.Module] = []
-        for left in reversed(range(len(steps) - 1)):
-            width = max(target[0] >> min(left, _FULL - 1), 1)
-            layers.append(nn.Conv2d(channels, width, 3, stride=2, padding=1))
-            channels = width
-        layers += _resize(steps[-1], (target[1], target[2]))
-        layers.append(nn.Conv2d(channels, target[0], 3, padding=1))
-        self.net = glorot(nn.Sequential(*layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (n, *target)."""
-        found: Tensor = self.net(x)
-        return found
+def fsha_encoder(source: Shape, target: Shape) -> nn.Sequential:
+    """Return an untrained network from images (n, *source) to (n, *target), the shape of a cut."""
+    steps, channels = halved_sizes(source, target), source[0]
+    layers: list[nn.Module] = []
+    for left in reversed(range(len(steps) - 1)):
+        width = max(target[0] >> min(left, _FULL - 1), 1)
+        layers.append(nn.Conv2d(channels, width, 3, stride=2, padding=1))
+        channels = width
+    layers += _resize(steps[-1], (target[1], target[2]))
+    layers.append(nn.Conv2d(channels, target[0], 3, padding=1))
+    return glorot(nn.Sequential(*layers))
 
 
-class FshaDecoder(nn.Module):
-    """Maps a cut (n, *source) to images (n, *target).
+def fsha_decoder(source: Shape, target: Shape, width: int, bounded: bool) -> nn.Sequential:
+    """Return an untrained network from a cut (n, *source) to images (n, *target), in (-1, 1) if `bounded`.
 
-    `width` channels after the first doubling, halved at each further one.
+    It has `width` channels after the first doubling, halved at each further one.
     """
-
-    def __init__(self, source: Shape, target: Shape, width: int, bounded: bool) -> None:
-        super().__init__()
-        steps = halved_sizes(target, source)[::-1]
-        layers, channels = _resize((source[1], source[2]), steps[0]), source[0]
-        whole = len(steps) > _FULL
-        for number, (small, large) in enumerate(pairwise(steps)):
-            last = whole and number == len(steps) - 2
-            wide = target[0] if last else max(width >> number, 1)
-            spare = (large[0] - 2 * small[0] + 1, large[1] - 2 * small[1] + 1)
-            layers.append(nn.ConvTranspose2d(channels, wide, 3, stride=2, padding=1, output_padding=spare))
-            channels = wide
-        if not whole:
-            layers.append(nn.Conv2d(channels, target[0], 3, padding=1))
-        if bounded:
-            layers.append(nn.Tanh())
-        self.net = glorot(nn.Sequential(*layers))
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return (n, *target), in (-1, 1) where bounded."""
-        found: Tensor = self.net(z)
-        return found
+    steps = halved_sizes(target, source)[::-1]
+    layers, channels = _resize((source[1], source[2]), steps[0]), source[0]
+    whole = len(steps) > _FULL
+    for number, (small, large) in enumerate(pairwise(steps)):
+        last = whole and number == len(steps) - 2
+        wide = target[0] if last else max(width >> number, 1)
+        spare = (large[0] - 2 * small[0] + 1, large[1] - 2 * small[1] + 1)
+        layers.append(nn.ConvTranspose2d(channels, wide, 3, stride=2, padding=1, output_padding=spare))
+        channels = wide
+    if not whole:
+        layers.append(nn.Conv2d(channels, target[0], 3, padding=1))
+    if bounded:
+        layers.append(nn.Tanh())
+    return glorot(nn.Sequential(*layers))
 
 
-class FshaCritic(nn.Module):
-    """Maps every row of (n, *shape), the shape of a cut, to one number."""
-
-    def __init__(self, shape: Shape, width: int, blocks: int) -> None:
-        super().__init__()
-        half = prod((size + 1) // 2 for size in shape[1:])
-        layers = [nn.Conv2d(shape[0], width, 3, padding=1), *(Residual(width) for _ in range(blocks))]
-        layers += [nn.Conv2d(width, width, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(width * half, 1)]
-        self.net = glorot(nn.Sequential(*layers))
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return (n,)."""
-        found: Tensor = self.net(z)
-        return found.squeeze(1)
+def fsha_critic(shape: Shape, width: int, blocks: int) -> nn.Sequential:
+    """Return an untrained network from every row of (n, *shape), the shape of a cut, to one number: (n,)."""
+    half = prod((size + 1) // 2 for size in shape[1:])
+    layers = [nn.Conv2d(shape[0], width, 3, padding=1), *(Residual(width) for _ in range(blocks))]
+    layers += [nn.Conv2d(width, width, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(width * half, 1)]
+    return glorot(nn.Sequential(*layers, nn.Flatten(0)))
 
 
 def glorot(net: nn.Sequential) -> nn.Sequential:

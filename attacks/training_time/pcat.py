@@ -34,16 +34,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, check_classes, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.gradient_descent import take_step
-from splitfed.attacks.networks.networks import Translator
-from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head
+from splitfed.attacks.networks.networks import Scale, Translator
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, class_scores, loss_of
 from splitfed.attacks.reconstruction.inversion import Search
 from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
-from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import Message, View
@@ -91,7 +89,7 @@ class Pcat(TrainingAttack):
 
         Raises `InvalidInput` for a task without classes, or a client that cannot be redrawn or trained.
         """
-        check_classes("pcat", site)
+        check_classes("pcat", site.knowledge.classes)
         return PseudoClient(self, site)
 
 

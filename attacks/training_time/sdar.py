@@ -35,17 +35,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, check_classes, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
-from splitfed.attacks.networks.networks import Critic, Translator
-from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head
+from splitfed.attacks.networks.networks import Critic, Scale, Translator
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, class_scores, loss_of
 from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
-from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
+from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import View
 
 
@@ -79,18 +77,12 @@ class Sdar(TrainingAttack):
     layout: str = field(default="generic", metadata=require_name("sdar layout", LAYOUTS))
     normalise: bool = False
 
-    def __post_init__(self) -> None:
-        """Also raise `InvalidInput` for a `normalise` that is not a bool."""
-        super().__post_init__()
-        if not isinstance(self.normalise, bool):
-            raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
-
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state.
 
         Raises `InvalidInput` for a task without classes, or a client that cannot be redrawn or trained.
         """
-        check_classes("sdar", site)
+        check_classes("sdar", site.knowledge.classes)
         return Simulator(self, site)
 
 

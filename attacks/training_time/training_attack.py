@@ -24,7 +24,7 @@ from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
 
 __all__ = ["AttackNetworks", "AttackSite", "RoundMeans", "Seen", "Sender", "TrainingAttack", "TrainingAttackState"]
-__all__ += ["GRANTED_IN_TRAINING", "guess_of"]
+__all__ += ["GRANTED_IN_TRAINING"]
 
 GRANTED_IN_TRAINING = (Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE, Needs.HEAD)
 """Needs that may be granted during training; all others are granted after training only."""
@@ -65,19 +65,17 @@ class TrainingAttack(Attack):
         raise NotImplementedError(f"{type(self).__name__} does not define enter(site)")
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the prediction by this attack's state in the run for the releases in the view."""
-        return guess_of(self, view, knowledge)
+        """Return the prediction by this attack's state in the run for the releases in the view.
 
-
-def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
-    """Return the prediction by the state of `attack` in the run; raise `InvalidInput` if another attack was there."""
-    state = unwrap(knowledge.training_attack)
-    if type(state.plan) is not type(attack):
-        raise InvalidInput(
-            f"{type(attack).__name__} works during training; here {type(state.plan).__name__} was at "
-            f"{view.party!r}: train with Adversaries({{{view.party!r}: {type(attack).__name__}()}})"
-        )
-    return state.predict(view, attack.target)
+        Raises `InvalidInput` if another attack was at the party.
+        """
+        state = unwrap(knowledge.training_attack)
+        if type(state.plan) is not type(self):
+            raise InvalidInput(
+                f"{type(self).__name__} works during training; here {type(state.plan).__name__} was at "
+                f"{view.party!r}: train with Adversaries({{{view.party!r}: {type(self).__name__}()}})"
+            )
+        return state.predict(view, self.target)
 
 
 class Seen(NamedTuple):

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
-from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, check_classes
 from splitfed.attacks.uploads.upload_attack import by_class, newest
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View

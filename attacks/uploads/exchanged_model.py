@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.payload import copy_modules
 from splitfed.core.topology import Segment, weights
 
@@ -51,14 +53,13 @@ class ExchangedModel:
 
         In evaluation mode. Weights missing in `tensors` are those before the first round.
         """
-        made = dict(self.feed(x))
-        for segment in self.segments:
+
+        def call(segment: Segment, *inputs: Tensor) -> Any:
             prefix = f"{segment.name}/"
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            result = functional_call(segment.module, own, tuple(made[name].clone() for name in segment.inputs))
-            outputs = result if isinstance(result, (tuple, list)) else (result,)
-            made.update(zip(segment.outputs, outputs, strict=True))
-        return made[self.out]
+            return functional_call(segment.module, own, inputs)
+
+        return run_segments(self.segments, {s.name: partial(call, s) for s in self.segments}, self.feed(x))[self.out]
 
     def last_layer(self) -> list[str]:
         """Return the names of the weights of the last layer with weights."""

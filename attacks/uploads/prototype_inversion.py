@@ -30,11 +30,10 @@ from splitfed.attacks.base import (
     Phase,
     Progress,
     Target,
+    check_classes,
     unwrap,
 )
-from splitfed.attacks.membership.confidence import check_classes
-from splitfed.attacks.networks.gradient_descent import take_step
-from splitfed.attacks.uploads.upload_attack import goals
+from splitfed.attacks.uploads.upload_attack import descend_within, goals
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -69,18 +68,15 @@ class PrototypeInversion(Attack):
         distances = torch.cdist(wanted, embedded[kind].flatten(1))
         nearest = distances.topk(min(self.neighbours, len(known)), largest=False).indices
         start = torch.stack([known[rows].mean(0) for rows in nearest])
-        low, high = knowledge.value_range or (-torch.inf, torch.inf)
         size = wanted.square().sum(1).clamp_min(torch.finfo(wanted.dtype).tiny)
-        x = start.clone().requires_grad_()
-        optimizer = torch.optim.Adam([x], lr=self.lr)
-        for iteration in range(self.iterations):
-            progress(iteration, self.iterations)
+
+        def loss(x: Tensor) -> Tensor:
             misfit = (embed(x)[kind].flatten(1) - wanted).square().sum(1) / size
-            take_step(optimizer, (misfit + self.stay * (x - start).square().flatten(1).mean(1)).sum())
-            with torch.no_grad():
-                x.clamp_(low, high)
+            return (misfit + self.stay * (x - start).square().flatten(1).mean(1)).sum()
+
+        found = descend_within(start, loss, knowledge.value_range, self.iterations, self.lr, progress)
         reconstructions = known.mean(0).expand(classes, *knowledge.shape).clone()
-        for row, label in zip(x.detach(), labels, strict=True):
+        for row, label in zip(found, labels, strict=True):
             if label < classes:
                 reconstructions[label] = row
         return reconstructions

@@ -18,8 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.base import (
+    Attack,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
 from splitfed.attacks.uploads.upload_attack import goals
 from splitfed.core.messages import View
 

@@ -20,8 +20,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.base import (
+    Attack,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import log_probabilities
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, midpoint
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View

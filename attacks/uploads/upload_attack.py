@@ -1,13 +1,14 @@
-"""Shared by attacks on uploads of a federated method: the newest messages, and tensors named by class."""
+"""Shared by attacks on uploads of a federated method: newest messages, tensors named by class, a search for rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Releases
+from splitfed.attacks.base import Progress, Releases
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View
 
@@ -35,3 +36,22 @@ def goals(who: str, view: View, embedded: Releases) -> tuple[str, list[int], Ten
             if means.shape[1] == embedded[kind][0].numel():
                 return kind, list(named), means
     raise InvalidInput(f"{who} needs a class mean that the client sent; {view.party!r} got none")
+
+
+def descend_within(
+    start: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    value_range: tuple[float, float] | None,
+    steps: int,
+    lr: float,
+    progress: Progress,
+) -> Tensor:
+    """Return rows (n, ...) after `steps` of Adam at rate `lr` from `start` down a scalar `loss`, kept in the range."""
+    x = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=lr)
+    for step in range(steps):
+        progress(step, steps)
+        take_step(optimizer, loss(x))
+        with torch.no_grad():
+            x.clamp_(*(value_range or (-torch.inf, torch.inf)))
+    return x.detach()

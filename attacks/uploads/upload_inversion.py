@@ -19,10 +19,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes
-from splitfed.attacks.networks.gradient_descent import take_step
-from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, StudentSettings, uploaded_models
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.uploads.upload_attack import descend_within
+from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, uploaded_models
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -62,20 +72,18 @@ class UploadInversion(Attack):
                 f"upload_inversion needs scores of classes; the exchanged model ends in the features "
                 f"{knowledge.exchanged.out!r}; dlg needs none, where an update is the gradient of one step"
             )
-        settings = StudentSettings(self.epochs, self.lr, self.batch_size)
-        model = uploaded_models("upload_inversion", knowledge, settings, generator, progress, 1)[-1].after
+        (pair,) = uploaded_models(
+            "upload_inversion", knowledge, generator, progress, 1,
+            epochs=self.epochs, lr=self.lr, batch_size=self.batch_size,
+        )  # fmt: skip
+        model = pair.after
         known = unwrap(knowledge.auxiliary)
         with torch.no_grad():
             given = model(known)
         nearest = given.topk(min(self.neighbours, len(known)), dim=0).indices
         start = torch.stack([known[nearest[:, label]].mean(0) for label in range(classes)])
-        low, high = knowledge.value_range or (-torch.inf, torch.inf)
-        x = start.clone().requires_grad_()
-        optimizer = torch.optim.Adam([x], lr=self.rate)
-        for iteration in range(self.iterations):
-            progress(iteration, self.iterations)
-            misfit = -model(x).diagonal().sum()
-            take_step(optimizer, misfit + self.stay * (x - start).square().flatten(1).mean(1).sum())
-            with torch.no_grad():
-                x.clamp_(low, high)
-        return x.detach()
+
+        def loss(x: Tensor) -> Tensor:
+            return -model(x).diagonal().sum() + self.stay * (x - start).square().flatten(1).mean(1).sum()
+
+        return descend_within(start, loss, knowledge.value_range, self.iterations, self.rate, progress)

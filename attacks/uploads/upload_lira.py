@@ -29,9 +29,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.membership.gaussians import log_density, moments
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import margins, membership_score
+from splitfed.attacks.membership.copied_models import require_copies
 from splitfed.attacks.uploads.client_copies import ClientCopies
 from splitfed.attacks.uploads.uploaded_models import ModelReader
 from splitfed.core.errors import InvalidInput, require_count
@@ -62,18 +73,10 @@ class UploadLira(Attack):
         "full": {"copies": 256, "rounds": 10, "pooled": False},
     }
 
-    copies: int = field(default=16, metadata=require_count("upload_lira copies", low=4))
+    copies: int = field(default=16, metadata=require_copies("upload_lira copies"))
     rounds: int = field(default=3, metadata=require_count("upload_lira rounds", low=1))
     online: bool = True
     pooled: bool = True
-
-    def __post_init__(self) -> None:
-        """Also raise `InvalidInput` for an odd number of copies."""
-        super().__post_init__()
-        if self.copies % 2:
-            raise InvalidInput(
-                f"upload_lira copies={self.copies} is not allowed; expected an even number: half hold each row"
-            )
 
     @property
     def uses(self) -> frozenset[Needs]:
@@ -106,7 +109,10 @@ class UploadLira(Attack):
                 progress(done, total)
             with torch.no_grad():
                 seen = margins(reader.read(one.after)(x), y)
-            score += self._score(seen, torch.stack(confidences), held.to(x.device))
+            confidence = torch.stack(confidences)
+            if not bool(torch.isfinite(confidence).all()):
+                raise InvalidInput("upload_lira: a copy of the client diverged; its local training cannot be imitated")
+            score += membership_score(seen, confidence, held.to(x.device), self.online, self.pooled)
         return score
 
     def _spare_rows(self, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
@@ -136,16 +142,6 @@ class UploadLira(Attack):
         wanted = half if rows is None else rows if self.online else min(rows, half)
         drawn = torch.randperm(spare, generator=generator)[: max(wanted - len(own), 0)]
         return torch.cat([own, len(held) + drawn])
-
-    def _score(self, seen: Tensor, confidence: Tensor, held: Tensor) -> Tensor:
-        """Return the score of a round: seen (n,), confidence and held (copies, n) -> (n,)."""
-        if not bool(torch.isfinite(confidence).all()):
-            raise InvalidInput("upload_lira: a copy of the client diverged; its local training cannot be imitated")
-        mean, deviation = moments(confidence, ~held, self.pooled)
-        if not self.online:
-            return (seen - mean) / deviation
-        inner, spread = moments(confidence, held, self.pooled)
-        return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
 
 
 def complementary_halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:

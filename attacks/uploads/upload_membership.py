@@ -23,9 +23,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
-from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, ModelPair, StudentSettings, uploaded_models
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    check_classes,
+    unwrap,
+)
+from splitfed.attacks.membership.confidence import margins
+from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, ModelPair, uploaded_models
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -59,8 +70,10 @@ class UploadMembership(Attack):
         """Return the calibrated log odds of every candidate's label: (candidates,)."""
         check_classes("upload_membership", knowledge.classes)
         x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
-        settings = StudentSettings(self.epochs, self.lr, self.batch_size)
-        pairs = uploaded_models("upload_membership", knowledge, settings, generator, progress, self.rounds)
+        pairs = uploaded_models(
+            "upload_membership", knowledge, generator, progress, self.rounds,
+            epochs=self.epochs, lr=self.lr, batch_size=self.batch_size,
+        )  # fmt: skip
 
         @torch.no_grad()
         def score(pair: ModelPair) -> Tensor:

@@ -9,9 +9,8 @@ labels it knows, auxiliary ones and candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,27 +53,18 @@ class ModelPair(NamedTuple):
     after: Predict
 
 
-@dataclass(frozen=True)
-class StudentSettings:
-    """Training of a student of scores: `epochs` over the public rows in batches of `batch_size`, Adam at `lr`."""
-
-    epochs: int
-    lr: float
-    batch_size: int
-
-
 def uploaded_models(
     who: str,
     knowledge: Knowledge,
-    settings: StudentSettings,
     generator: torch.Generator,
     progress: Progress,
     newest: int | None = None,
+    **training: Any,
 ) -> list[ModelPair]:
     """Return the pairs that the uploads reveal: one for each of the `newest` rounds (None: all), or one of students.
 
-    Raises `InvalidInput` if the exchanged model cannot be run from raw rows, or ends in features and there are no
-    auxiliary rows to fit a head on.
+    `training`: epochs, rate and batch size of students, as `descend` takes them. Raises `InvalidInput` if the exchanged
+    model cannot be run from raw rows, or ends in features and there are no auxiliary rows to fit a head on.
     """
     if (exchanged := knowledge.exchanged) is not None:
         rounds = exchanged.rounds if newest is None else exchanged.rounds[-newest:]
@@ -89,7 +79,7 @@ def uploaded_models(
             )
         students: list[Predict] = []
         for number, (x, told) in enumerate(((scores.others_x, scores.others), (scores.x, scores.own)), 1):
-            students.append(_student(knowledge, x, told, settings, generator))
+            students.append(_student(knowledge, x, told, generator, training))
             progress(number, 2)
         return [ModelPair(*students)]
     raise InvalidInput(
@@ -153,7 +143,7 @@ def fit_head(features: Tensor, labels: Tensor, classes: int) -> Predict:
 
 
 def _student(
-    knowledge: Knowledge, x: Tensor, told: Tensor, settings: StudentSettings, generator: torch.Generator
+    knowledge: Knowledge, x: Tensor, told: Tensor, generator: torch.Generator, training: Mapping[str, Any]
 ) -> Predict:
     """Return a fresh model trained to give rows x (m, *shape) the probabilities `told` (m, classes)."""
     model = unwrap(knowledge.fresh_model)(int(torch.randint(2**62, (), generator=generator)))
@@ -162,9 +152,6 @@ def _student(
     def loss(rows: Tensor, chosen: Tensor) -> Tensor:
         return -(wanted[chosen] * log_probabilities(model(rows[chosen]))).sum(1).mean()
 
-    descend(
-        model.parameters(), [x], loss, len(x), generator,
-        epochs=settings.epochs, lr=settings.lr, batch_size=settings.batch_size,
-    )  # fmt: skip
+    descend(model.parameters(), [x], loss, len(x), generator, **training)
     model.eval().requires_grad_(False)
     return lambda rows: log_probabilities(model(rows))

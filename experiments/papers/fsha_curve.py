@@ -20,7 +20,7 @@ import splitfed as sf
 from experiments.papers.stages import stages
 from experiments.papers.table import RESULTS, Cell, Measured, Table, markdown
 from splitfed.attacks.training_time.fsha import Fsha, gradient_penalty
-from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, glorot
+from splitfed.attacks.training_time.fsha_networks import fsha_critic, fsha_encoder, glorot
 from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.optimizers import Optim
@@ -103,7 +103,7 @@ def first_ratio(seed: int, width: int, blocks: int) -> GradientRatio:
     """
     cut = (width, 4, 4)
     with stream(seed):
-        net, encoder, critic = client(width), Encoder((1, 28, 28), cut), FshaCritic(cut, width, blocks)
+        net, encoder, critic = client(width), fsha_encoder((1, 28, 28), cut), fsha_critic(cut, width, blocks)
     found, random = data(seed), generator(seed, "first ratio")
     rows, known = found.clients[0].train.x, 2 * found.auxiliary.x - 1
     optimizer = torch.optim.Adam(critic.parameters(), lr=CRITIC_RATE * 256 / width)

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, KnowsFewLabels, Needs, Releases, UsesFurther, label_set_of, unwrap
 from splitfed.attacks.networks.query_passes import query_passes
-from splitfed.attacks.scoring.reconstruction_metrics import mean_image
-from splitfed.attacks.scoring.under_training import floors_above
+from splitfed.attacks.scoring.reconstruction_metrics import mean_image, mse
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import generator
 from splitfed.registry import load
+from splitfed.stats.intervals import mean_interval
 
 FLOORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "linear_inverse": ("linear_inverse", {}),
@@ -44,6 +44,8 @@ MEAN = "mean_image"
 QUERIES = 5
 KEPT = 8
 """Number of sets of releases whose floors are cached."""
+MARGIN = 0.2  # dB of the mean squared error: what a doubling of the training must gain to count
+LEAST = 1e-6  # of the variance of the truth: below it a reconstruction is exact for every purpose
 
 
 class Floors:
@@ -159,3 +161,22 @@ def _digest(view: View, auxiliary: Tensor, key: tuple[object, ...]) -> str:
 
 def _bytes(z: Tensor) -> bytes:
     return z.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def floors_above(truth: Tensor, prediction: Tensor, floors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the names of the `floors` that reconstruct `truth` (n, ...) measurably better than `prediction` does.
+
+    `floors`: name -> (n, ...). A floor is better if the mean squared error of the prediction exceeds its own by more
+    than .2 dB, and the 95 % interval of the difference, paired over victims, is above 0. Empty for a single victim.
+    """
+    if len(truth) < 2:
+        return ()
+    own = mse(truth, prediction)
+    least = LEAST * float((truth.double() - truth.double().mean(0)).square().mean())
+    above = []
+    for name, rows in floors.items():
+        floor = mse(truth, rows)
+        worse = float(own.mean()) > 10 ** (MARGIN / 10) * max(float(floor.mean()), least)
+        if worse and mean_interval((own - floor).tolist()).low > 0:
+            above.append(name)
+    return tuple(above)

@@ -50,20 +50,14 @@ class Architecture:
         upstream = [s.name for s in topology.upstream(role)]
         self._own = copy.deepcopy({name: own[name] for name in upstream if name in own})
         self._theirs = tuple(name for name in upstream if name not in self._own)
-        self._refusal = ""
-        try:
-            self._topology = _redraw_only(topology, self._theirs, derive(seed, "architecture"))
-        except InvalidInput as error:
-            self._refusal = str(error)
+        self._draw = _drawing(topology, self._theirs, derive(seed, "architecture"))
 
     def __call__(self, seed: int) -> SegmentRunner:
         """Return an upstream function with weights drawn from `seed`.
 
         Raises `InvalidInput` for a module that cannot be redrawn.
         """
-        if self._refusal:
-            raise InvalidInput(self._refusal)
-        topology = fresh(self._topology, seed)
+        topology = self._draw(seed)
         return SegmentRunner(
             topology,
             self._facts,
@@ -132,6 +126,21 @@ def _is_chain(segments: Sequence[Segment], sent: Collection[str], role: str) -> 
     return plain and bool(segments) and segments[0].inputs[0] in sent
 
 
+def _drawing(topology: Topology, names: Collection[str], seed: int) -> Callable[[int], Topology]:
+    """Return a function that draws the weights of the segments `names` afresh from a seed; it holds no trained weight.
+
+    If a module cannot be redrawn, the function raises `InvalidInput`.
+    """
+    try:
+        return partial(fresh, _redraw_only(topology, names, seed))
+    except InvalidInput as error:
+        return partial(_refuse, str(error))
+
+
+def _refuse(reason: str, seed: int) -> Topology:
+    raise InvalidInput(reason)
+
+
 def _redraw_only(topology: Topology, names: Collection[str], seed: int) -> Topology:
     """Return `topology` with weights of the segments `names` drawn from `seed`, and nothing in the others.
 
@@ -146,17 +155,12 @@ class FreshModel:
 
     def __init__(self, topology: Topology, feed: Feed, seed: int, device: torch.device) -> None:
         self._feed, self._device, self._out = feed, device, topology.heads[0].value
-        self._refusal, self._names = "", topology.makers((self._out,))
-        try:
-            self._topology = fresh(topology, seed)
-        except InvalidInput as error:
-            self._refusal = str(error)
+        self._names = topology.makers((self._out,))
+        self._draw = _drawing(topology, [s.name for s in topology.segments], seed)
 
     def __call__(self, seed: int) -> nn.Module:
         """Return a model from rows (n, *shape) to scores (n, classes), in training mode, with weights by `seed`."""
-        if self._refusal:
-            raise InvalidInput(self._refusal)
-        segments = [s for s in fresh(self._topology, seed).segments if s.name in self._names]
+        segments = [s for s in self._draw(seed).segments if s.name in self._names]
         return _Segments(segments, self._feed, self._out).to(self._device)
 
 

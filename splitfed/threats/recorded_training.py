@@ -17,8 +17,8 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Needs, Outcome, Phase, Target
 from splitfed.attacks.gradients.local_training import check_one_step
-from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.prediction_scores import score_prediction
+from splitfed.attacks.scoring.reconstruction_metrics import assignment
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, Stamp, View

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,11 @@ from splitfed.attacks.base import (
     label_set_of,
 )
 from splitfed.attacks.labels.known_labels import draw_hints
+from splitfed.attacks.networks.image_parts import box
 from splitfed.attacks.scoring.class_metrics import check_scorable
 from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.scoring.release_metrics import TrueReleases
-from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
@@ -223,3 +224,35 @@ def score_stolen_model(
     fresh = grants.architecture(party, client)(seed).modules
     outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}
     return score_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
+
+
+@dataclass(frozen=True)
+class UnknownFeatures:
+    """Selects the numbers at `positions` (k,), in order, of flattened rows of `shape`.
+
+    A rectangle of an image stays an image; anything else is a vector (k,).
+    """
+
+    shape: tuple[int, ...]
+    positions: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return this part of every row of x (n, *shape): (n, k), or (n, channels, height, width)."""
+        part = x.flatten(1)[:, self.positions.to(x.device)]
+        rectangle = box(self.shape, self.positions) if len(self.shape) == 3 else None
+        return part if rectangle is None else part.reshape(len(x), -1, rectangle.height, rectangle.width)
+
+
+def select_unknown(
+    shape: tuple[int, ...], places: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> UnknownFeatures | None:
+    """Return the selection of all numbers of a row of `shape` that no input in `own` holds.
+
+    None if it is the whole row.
+
+    `places`: input -> (k,) the positions in a flattened row that it reads.
+    """
+    held = torch.zeros(prod(shape), dtype=torch.bool)
+    for name in own:
+        held[places[name]] = True
+    return UnknownFeatures(shape, (~held).nonzero().flatten()) if bool(held.any()) else None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
-from splitfed.attacks.reconstruction.priors import total_variation
+from splitfed.attacks.reconstruction.inversion import total_variation
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.core.defense import Defense
 from splitfed.core.messages import View

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge
 from splitfed.attacks.networks import ridge_map
-from splitfed.attacks.networks.nearest_rows import nearest_positions
-from splitfed.attacks.networks.query_passes import channel_scales, hold_out, query_passes
+from splitfed.attacks.networks.query_passes import channel_scales, hold_out, nearest_positions, query_passes
 from splitfed.attacks.networks.ridge_map import RidgeMap, fit_ridge_map
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.nearest import Nearest

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.attacks.base import Attack
-from splitfed.attacks.networks.image_parts import Rectangle, boxes
-from splitfed.attacks.networks.image_sizes import bridge, doublings
+from splitfed.attacks.networks.image_parts import Rectangle, boxes, bridge, doublings
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.scoring.reconstruction_metrics import psnr

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.attacks.networks.networks import Critic, Translator
-from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.networks.networks import Critic, Scale, Translator
 from splitfed.attacks.training_time.fsha import Fsha, Hijacker, gradient_penalty
-from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
+from splitfed.attacks.training_time.fsha_networks import fsha_critic, fsha_decoder, fsha_encoder
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
@@ -93,14 +92,14 @@ AUTHORS = {  # cut at their levels 1, 3 and 4 -> encoder, decoder
 
 @pytest.mark.parametrize("cut", AUTHORS)
 def test_on_images_the_networks_are_the_authors(cut: tuple[int, ...]) -> None:
-    encoder, decoder = Encoder((3, 32, 32), cut), FshaDecoder(cut, (3, 32, 32), 256, bounded=True)
+    encoder, decoder = fsha_encoder((3, 32, 32), cut), fsha_decoder(cut, (3, 32, 32), 256, bounded=True)
     assert (convolutions(encoder), convolutions(decoder)) == AUTHORS[cut]
-    critic = convolutions(FshaCritic(cut, 256, 6))
+    critic = convolutions(fsha_critic(cut, 256, 6))
     assert critic == [(cut[0], 256, 1), *[(256, 256, 1)] * 12, (256, 256, 2)]
 
 
 def test_the_encoder_is_linear_and_starts_as_glorot_says() -> None:
-    encoder = Encoder((1, 28, 28), (32, 4, 4))
+    encoder = fsha_encoder((1, 28, 28), (32, 4, 4))
     x, y = torch.randn(2, 3, 1, 28, 28)
     assert torch.allclose(encoder(x + 2 * y), encoder(x) + 2 * encoder(y), atol=1e-4)
     last = [m for m in encoder.modules() if isinstance(m, nn.Conv2d)][-1]
@@ -111,12 +110,12 @@ def test_the_encoder_is_linear_and_starts_as_glorot_says() -> None:
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 9, 7), (1, 8, 8), (1, 64, 64)])
 @pytest.mark.parametrize("cut", [(4, 4, 4), (6, 7, 7), (2, 1, 1), (5, 12, 12)])
 def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ...]) -> None:
-    z = Encoder(image, cut)(torch.randn(2, *image))
+    z = fsha_encoder(image, cut)(torch.randn(2, *image))
     assert z.shape == (2, *cut)
-    found = FshaDecoder(cut, image, 4, bounded=True)(z).detach()
+    found = fsha_decoder(cut, image, 4, bounded=True)(z).detach()
     assert found.shape == (2, *image)
     assert float(found.abs().max()) <= 1
-    assert FshaCritic(cut, 4, 1)(z).shape == (2,)
+    assert fsha_critic(cut, 4, 1)(z).shape == (2,)
 
 
 def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:

@@ -242,7 +242,7 @@ def test_refusals() -> None:
     rows[3, 0] = torch.nan
     with pytest.raises(InvalidInput, match="gaussian_mixture needs finite gradients; those of 1 of 256 rows are not"):
         predict(rows, known(y))
-    with pytest.raises(InvalidInput, match="gaussian_mixture predicts classes; the labels of this run are not classes"):
+    with pytest.raises(InvalidInput, match="gaussian_mixture needs labels with classes; those of this run have none"):
         GaussianMixture().asks(None)
     with pytest.raises(InvalidInput, match="gaussian_mixture hints=0 is not allowed"):
         GaussianMixture(hints=0)

@@ -16,7 +16,7 @@ from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, class_counts, class_logits, newest_step
 from splitfed.attacks.gradients.idlg import Idlg
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients, cosine, variation
-from splitfed.attacks.scoring.assignment import assignment
+from splitfed.attacks.scoring.reconstruction_metrics import assignment
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim

@@ -12,11 +12,12 @@ from torch import Tensor
 import splitfed as sf
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.grn import Grn, VictimRows, network
-from splitfed.attacks.scoring.unknown_features import UnknownFeatures, select_unknown
+from splitfed.attacks.reconstruction.inversion import spread
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.data.features import places
 from splitfed.threats.attack_result import AttackResult
+from splitfed.threats.released_rows import UnknownFeatures, select_unknown
 from splitfed.topologies import vertical
 from splitfed.training.run import Run
 from tests.topologies.vertical_examples import LINKED, convolution, linked, perceptron, planted, train, with_active
@@ -148,10 +149,10 @@ def test_a_head_at_a_feature_party_makes_it_able_to_attack() -> None:
 
 
 def test_the_generator_is_the_papers() -> None:
-    net = network(10, 4, (0.0, 1.0))
+    net = network(10, 4)
     weights = [tuple(p.shape) for p in net.parameters() if p.dim() == 2]
     assert weights == [(600, 10), (200, 600), (100, 200), (4, 100)]
-    out = network(10, 4, (-1.0, 3.0))(100 * torch.randn(64, 10, generator=generator(0))).detach()
+    out = spread(net(100 * torch.randn(64, 10, generator=generator(0))), (-1.0, 3.0)).detach()
     assert -1.0 <= float(out.min()) <= float(out.max()) <= 3.0
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Phase, hints_of
 from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
-from splitfed.attacks.labels.cut_gradients import example_gradients
 from splitfed.attacks.labels.direct_label import DirectLabel
 from splitfed.attacks.labels.direction import Direction
+from splitfed.attacks.labels.label_attack import example_gradients
 from splitfed.attacks.labels.norm import Norm
 from splitfed.attacks.labels.spectral import Spectral
 from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
@@ -278,7 +278,7 @@ RUNS: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
         real,
         DirectLabel(),
         "left0",
-        "direct_label predicts classes; the labels of this run are not classes",
+        "direct_label needs labels with classes; those of this run have none",
     ),
     "two classes of real labels": (
         real,

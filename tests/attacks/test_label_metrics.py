@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.labels.known_labels import draw_hints, rows_without_hints
-from splitfed.attacks.labels.two_means import boundary
+from splitfed.attacks.labels.label_attack import boundary
 from splitfed.attacks.scoring.label_metrics import auc, auc_interval, score_labels
 from splitfed.core.random import generator
 from tests.examples import refusal

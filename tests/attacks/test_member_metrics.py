@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.membership.confidence import log_probabilities, losses, margins
-from splitfed.attacks.membership.gaussians import log_density, moments
+from splitfed.attacks.membership.confidence import log_density, log_probabilities, losses, margins, moments
 from splitfed.attacks.membership.lira import halves
 from splitfed.attacks.scoring.member_metrics import chance_at, roc, score_members, tpr_at, tpr_interval
 from splitfed.core.errors import InvalidInput

@@ -280,7 +280,7 @@ def test_a_party_that_receives_no_release_can_still_ask_the_model() -> None:
 def test_a_regression_has_no_confidence(attack: Attack) -> None:
     toy = toy_data(60)
     data = Dataset("numbers", toy.x, toy.y.float(), regression(), toy.value_range)
-    with pytest.raises(InvalidInput, match="needs a classification; this run learns a regression"):
+    with pytest.raises(InvalidInput, match="needs labels with classes; those of this run have none"):
         toy_run(data, mlp((1, 8, 8), 1, (8,))).attack(attack)
 
 

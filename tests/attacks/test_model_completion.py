@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
     ),
     "a vanilla client": (lambda: whole("vanilla"), FAST, "client0", "party 'client0' is given the labels of"),
     "a client of a U": (lambda: whole("u"), FAST, "client0", "party 'client0' is given the labels of"),
-    "no classes": (real, FAST, "party0_0", "model_completion predicts classes; the labels of this run are not classes"),
+    "no classes": (real, FAST, "party0_0", "model_completion needs labels with classes; those of this run have none"),
     "too many labels": (
         run,
         ModelCompletion(labelled=100),

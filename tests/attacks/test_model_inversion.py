@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.inversion import roughness
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
-from splitfed.attacks.reconstruction.priors import roughness
 from splitfed.attacks.scoring.class_metrics import score_representatives
 from splitfed.attacks.scoring.classifier import clean_classifier
 from splitfed.core.defense import Defense
@@ -194,7 +194,7 @@ def test_a_regression_has_no_classes() -> None:
     data = toy_data(60)
     numbers = Dataset("numbers", data.x, data.y.float(), regression(), data.value_range)
     run = toy_run(numbers, mlp((1, 8, 8), 1, (8,)))
-    with pytest.raises(InvalidInput, match="model_inversion needs a classification; this run learns a regression"):
+    with pytest.raises(InvalidInput, match="model_inversion needs labels with classes; those of this run have none"):
         toy(ModelInversion(), lambda x: x, classes=None)
     with pytest.raises(InvalidInput, match="scoring by a classifier needs classes"):
         run.attack(InverseNetwork(epochs=1), classifier=True)

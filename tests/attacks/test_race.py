@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, rungs
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, combine, convex_weights, rungs
 from splitfed.core.messages import View
 from tests.attacks.test_strongest import held_out, in_folds, knowledge_of, released
 

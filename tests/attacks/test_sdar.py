@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.attacks.networks.substitute_client import class_scores, loss_of
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
 from splitfed.attacks.training_time.sdar import Sdar, Simulator
-from splitfed.attacks.training_time.task_loss import class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.random import generator
 from splitfed.defenses import Noise

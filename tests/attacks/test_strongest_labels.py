@@ -14,9 +14,8 @@ from torch import Tensor
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Needs, Outcome, Phase, Progress, Target
-from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.known_labels import rows_without_hints
-from splitfed.attacks.labels.known_victims import KnownVictims
+from splitfed.attacks.labels.known_victims import KnownVictims, most_agreed
 from splitfed.attacks.labels.strongest_labels import IN_ORDER, KNOWN, LabelMember, LabelTrials, StrongestLabels
 from splitfed.attacks.scoring.label_metrics import auc
 from splitfed.core.defense import Defense
@@ -481,7 +480,7 @@ def test_same_seed_same_choice() -> None:
 def test_refusals() -> None:
     with pytest.raises(InvalidInput, match=re.escape("strongest_labels doublings=0 is not allowed")):
         StrongestLabels(doublings=0)
-    with pytest.raises(InvalidInput, match="strongest_labels predicts classes; the labels of this run are not classes"):
+    with pytest.raises(InvalidInput, match="strongest_labels needs labels with classes; those of this run have none"):
         SMALL.asks(None)
     with pytest.raises(InvalidInput, match="StrongestLabels needs gradients at the cut; this run does not grant that"):
         SMALL(View("left", (), {}), knowledge(), generator(0))

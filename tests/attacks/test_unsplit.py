@@ -78,10 +78,11 @@ def test_fit_and_prior_choose_among_restarts() -> None:
     for restarts in (1, 2, 3, 4):
         attack = Unsplit(rounds=2, restarts=restarts, stretch=False)
         with torch.enable_grad():
-            prediction, clone = attack.run(view, knowledge, generator(0), lambda done, total: None)
+            found = attack.run(view, knowledge, generator(0), lambda done, total: None)
+        assert found.clone is not None
         with torch.no_grad():
-            fit = float(misfit(clone(prediction), view.tensors()))
-        losses.append(fit + attack.prior(prediction, (0.0, 1.0)))
+            fit = float(misfit(found.clone(found.prediction), view.tensors()))
+        losses.append(fit + attack.prior(found.prediction, (0.0, 1.0)))
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
 

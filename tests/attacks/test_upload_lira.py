@@ -13,6 +13,8 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.gradients.local_training import LocalTraining
+from splitfed.attacks.membership.confidence import membership_score
+from splitfed.attacks.uploads import upload_lira
 from splitfed.attacks.uploads.client_copies import ClientCopies, draw_passes
 from splitfed.attacks.uploads.exchanged_model import GRADIENT_STEP, ExchangedModel, ExchangedRound
 from splitfed.attacks.uploads.upload_lira import UploadLira, complementary_halves
@@ -253,18 +255,22 @@ def test_the_score_is_the_likelihood_ratio_of_what_came_back() -> None:
     held = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
     seen = torch.tensor([4.0, 0.0], dtype=torch.float64)
     # In: means 4 and 5; out: -1 and 0; all variances 2.
-    found = UploadLira()._score(seen, confidence, held)
+    found = membership_score(seen, confidence, held, online=True, pooled=True)
     assert found.tolist() == pytest.approx([5**2 / 4, -(5**2) / 4])
-    offline = UploadLira(online=False)._score(seen, confidence, torch.zeros_like(held))
+    offline = membership_score(seen, confidence, torch.zeros_like(held), online=False, pooled=True)
     # Means 1.5 and 2.5, variances 29 / 3 each.
     assert offline.tolist() == pytest.approx([2.5 / (29 / 3) ** 0.5, -2.5 / (29 / 3) ** 0.5])
     # One variance for both rows, or each its own.
     confidence[1, 0] = 9.0
-    pooled, own = (UploadLira(pooled=flag)._score(seen, confidence, held)[0].item() for flag in (True, False))
+    pooled, own = (membership_score(seen, confidence, held, True, flag)[0].item() for flag in (True, False))
     assert own == pytest.approx(-(2**2) / (2 * 18) + 5**2 / 4 - 0.5 * torch.tensor(9.0).log().item())
     assert pooled == pytest.approx(-(2**2) / (2 * 10) + 5**2 / 4 - 0.5 * torch.tensor(5.0).log().item())
+
+
+def test_a_copy_that_diverges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_lira, "margins", lambda scores, y: torch.full((len(y),), torch.nan))
     with pytest.raises(InvalidInput, match="upload_lira: a copy of the client diverged"):
-        UploadLira()._score(seen, confidence * float("nan"), held)
+        asked(UploadLira(copies=4), 3, *rows(8))
 
 
 def test_rounds_are_added_up_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +279,7 @@ def test_rounds_are_added_up_and_progress_is_told(monkeypatch: pytest.MonkeyPatc
     asked(UploadLira(copies=4, rounds=2), 3, x, y, progress=lambda *done: told.append(done))
     assert told == [(done, 8) for done in range(9)]
     numbers = iter(range(1, 10))
-    monkeypatch.setattr(UploadLira, "_score", lambda self, seen, *_: torch.full_like(seen, float(next(numbers))))
+    monkeypatch.setattr(upload_lira, "membership_score", lambda seen, *_: torch.full_like(seen, float(next(numbers))))
     assert asked(UploadLira(copies=4, rounds=5), 3, x, y).tolist() == [6.0] * 8
 
 
@@ -287,7 +293,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
         asked(UploadLira(online=False), 1, x, y)
     with pytest.raises(InvalidInput, match=r"classes: 4 or more with labels; found 3"):
         asked(UploadLira(online=False), 1, x, y, known=(rows(6)[0], torch.tensor([0, 1, 1, 7, 7, 7])))
-    with pytest.raises(InvalidInput, match="upload_lira needs a classification"):
+    with pytest.raises(InvalidInput, match="upload_lira needs labels with classes"):
         asked(UploadLira(), 1, x, y, classes=None)
     for options, line in (
         ({"initial_lr": 0.1}, r"learning rate changes between rounds \(a scheduler\)"),

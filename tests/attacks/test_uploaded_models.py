@@ -91,7 +91,7 @@ def test_students_are_calibrated_by_as_much_as_the_one_tells_of_the_other(monkey
 
     def gained(before: float, after: float) -> list[float]:
         pair = ModelPair(student(before), student(after))
-        monkeypatch.setattr(upload_membership, "uploaded_models", lambda *_: [pair])
+        monkeypatch.setattr(upload_membership, "uploaded_models", lambda *_, **settings: [pair])
         return [float(score) for score in guessed(UploadMembership(), 2, **known)]
 
     # Log odds 3, 0, -6 by the client's student; 6, 0, -12 by the others', which tell them by half.

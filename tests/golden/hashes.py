@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.oracles import ORACLES
+from splitfed.attacks.scoring.prediction_scores import ORACLES
 from splitfed.threats.floors import FLOORS
 from splitfed.training.run import AttackResult, Run
 from tests.golden.renames import KEYS

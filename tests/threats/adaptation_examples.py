@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Target
 from splitfed.attacks.labels.co_training import CoTraining
-from splitfed.attacks.labels.cut_gradients import gradient_rows
 from splitfed.attacks.labels.gaussian_mixture import GaussianMixture
+from splitfed.attacks.labels.label_attack import gradient_rows
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     Defense,

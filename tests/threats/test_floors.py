@@ -19,10 +19,9 @@ from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.nearest import Nearest
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.strongest import Strongest
-from splitfed.attacks.scoring import oracles
-from splitfed.attacks.scoring.oracles import ORACLES, oracle_predictions, principal_reconstruction
+from splitfed.attacks.scoring import prediction_scores
+from splitfed.attacks.scoring.prediction_scores import ORACLES, oracle_predictions, principal_reconstruction
 from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
-from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.cli import main
 from splitfed.core.messages import Message, Stamp, View
@@ -33,7 +32,7 @@ from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS, ORACLES as 
 from splitfed.study.report.remarks import under_training
 from splitfed.study.results import AttackRecord
 from splitfed.threats import floors
-from splitfed.threats.floors import FLOORS, Floors, compared_floors
+from splitfed.threats.floors import FLOORS, Floors, compared_floors, floors_above
 from tests.attacks.examples import lenet_run, two_party, u_digits
 from tests.study.examples import checked, small, write
 
@@ -184,7 +183,7 @@ def test_oracles_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(kept, line + 7)
     x = torch.tensor([[3.0, 0, 0], [-3, 0, 0], [0, 1, 0], [0, -1, 0]]).double()
     torch.testing.assert_close(principal_reconstruction(x, 1), x * torch.tensor([1.0, 0, 0]))
-    monkeypatch.setattr(oracles, "COMPONENTS", 1)
+    monkeypatch.setattr(prediction_scores, "COMPONENTS", 1)
     truth, auxiliary = x.float(), torch.tensor([[2.0, 0, 0], [0, -2, 0]])
     found = oracle_predictions(truth, auxiliary)
     assert found["oracle_nearest_row"].tolist() == [[2, 0, 0], [0, -2, 0], [2, 0, 0], [0, -2, 0]]
