@@ -16,8 +16,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build
 from splitfed.study.config.search import read_search
-from splitfed.study.report.document import summarise
-from splitfed.study.run import session
+from splitfed.study.report.summary import summarise
+from splitfed.study.run import checked_study, session
 from splitfed.study.run.progress import Lines
 from splitfed.topologies import vanilla
 from splitfed.topologies.shared_segments import share_segments
@@ -252,7 +252,7 @@ def test_an_interrupted_study_ends_in_the_same_bits(done: Path, tmp_path: Path) 
     name = "vanilla-by-model--none--seed0"
     study = (done / "study.toml").read_text()
     (tmp_path / "study.toml").write_text(study)
-    ready = session.prepare_study(tmp_path / "study.toml")
+    ready = checked_study.prepare_study(tmp_path / "study.toml")
     cells = {cell.id: cell for cell in ready.grid.cells}
     run = sf.load(done / "runs" / name)
     whole = run.state()

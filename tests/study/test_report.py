@@ -31,11 +31,11 @@ from splitfed.core.random import generator
 from splitfed.stats.intervals import share_interval
 from splitfed.study.report.costs import utility_over_time
 from splitfed.study.report.data import Setting, estimate
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.images import Pair, brightness_range, feature_scores, image_strip
 from splitfed.study.report.figures.leakage import plot_roc_curves, roc_corners
 from splitfed.study.report.remarks import reversals
-from splitfed.study.report.summary import pareto_front, short_names
+from splitfed.study.report.summary import pareto_front, short_names, summarise
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.study.results import RunResult, Score, attack_from_json, result_from_json

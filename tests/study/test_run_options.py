@@ -17,7 +17,7 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.results import to_json
-from splitfed.study.run import dry_run, session
+from splitfed.study.run import checked_study, dry_run
 from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Reports, open_watcher, relay_event
 from splitfed.study.run.python_study import load_study
 from splitfed.study.run.runner import run_cell
@@ -125,7 +125,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     assert lines[4:] == [f"0 of 3 runs left in {finished / 'out'}", "nothing was written"]
     assert tree(finished) == before
     # Another seed of a setting takes as long as the first did; nothing has to be timed for it.
-    ready = session.prepare_study(finished / "study.toml")
+    ready = checked_study.prepare_study(finished / "study.toml")
     done = [(cell, dry_run.read_result(finished / "out" / "runs" / cell.id)) for cell in ready.grid.cells]
     monkeypatch.setattr(dry_run, "measure_training", lambda *given: pytest.fail("it was done before"))
     estimate = dry_run.DurationEstimate(ready.data, [(cell, found) for cell, found in done if found is not None])
@@ -256,5 +256,5 @@ def test_an_attack_on_an_encrypted_layer_is_left_out_of_runs_in_plain(tmp_path: 
 
 
 def told(cell: RunSpec, home: Path) -> dict[str, Any]:
-    _, data = session.check_study(dict(cell.config), "config.toml", home)
+    _, data = checked_study.check_study(dict(cell.config), "config.toml", home)
     return to_json(run_cell(cell, data, home / "run", Lines(1)))

@@ -14,7 +14,7 @@ from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import active, count_points, describe, dimensions, list_points, list_variations
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import list_fixed_points
 from tests.study.examples import checked
@@ -314,4 +314,4 @@ def test_a_search_is_no_grid() -> None:
     study = searching({"sampler": "grid", "trials": None}, training={"rounds": 1})
     study["defense"] = [{"name": "none"}]
     with pytest.raises(InvalidInput, match="search: is no grid"):
-        session.check_study(study, "study.toml", Path())
+        checked_study.check_study(study, "study.toml", Path())

@@ -22,7 +22,7 @@ from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
 from splitfed.study.results import LABELS, RunResult, read_result, result_from_json, write_result
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.progress import Lines, open_watcher
 from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
 from splitfed.study.run.runner import run_cell, train_cell, with_rounds
@@ -113,7 +113,7 @@ def _read_interrupted(folder: Path, rounds: int) -> RunResult | None:
 def _open(folder: Path, trust: bool) -> tuple[RunSpec, Dataset]:
     """Return the run whose configuration is in `folder`, with the rounds it is to have, and its data."""
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    grid, data = checked_study.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return grid.cells[0], data
 
 

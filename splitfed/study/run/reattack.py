@@ -18,7 +18,7 @@ from splitfed.study.config.run_spec import RunSpec, slug
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.values import read_table
 from splitfed.study.results import AttackRecord, RunResult, read_result, write_result
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import run_attack, train_cell
@@ -128,7 +128,7 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[RunResult, 
         # It would be trained again, without a word and into the folder.
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint of its last round any more; run its study again")
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    grid, data = checked_study.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
 
 

@@ -19,13 +19,7 @@ from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.results import RunResult, read_result
 from splitfed.study.run import failures
-from splitfed.study.run.checked_study import (
-    CheckedStudy as CheckedStudy,
-    check_raw,
-    check_study as check_study,
-    prepare_study as prepare_study,
-    read_study_file as read_study_file,
-)
+from splitfed.study.run.checked_study import CheckedStudy, check_raw
 from splitfed.study.run.progress import Watcher, open_watcher
 from splitfed.study.run.runner import run_cell
 from splitfed.study.run.search import SearchWork
