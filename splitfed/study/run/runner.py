@@ -167,8 +167,7 @@ def train_cell(
         callbacks = deciding(callbacks)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
-        epsilon = metrics.get("epsilon")
-        watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
+        watcher.round(done, total, metrics.get("epsilon"))
         if judge is not None:
             judge(done, total)
 

@@ -93,8 +93,7 @@ def do_trial(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTrial
     if record is None:
         record = blank_record(search, drawn) | _carry_out(search, data, folder, drawn, watcher)
         write_record(folder, record)
-    failed = {"failed": True} if record["state"] == "failed" else {}
-    watcher.finish(f"trial {drawn.number}", format_record(record), **failed)
+    watcher.finish(format_record(record), record["state"] == "failed")
     return record
 
 

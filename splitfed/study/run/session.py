@@ -103,8 +103,7 @@ class GridWork:
         watcher.start(job.name)
         with hold_run(folder):  # who attacks it waits for its end
             result = run_cell(self._cells[job.name], self._data, folder, watcher)
-        failed = {} if result.failed is None else {"failed": True}
-        watcher.finish(job.name, format_outcome(result), **failed)
+        watcher.finish(format_outcome(result), result.failed is not None)
 
     def done(self, job: Job) -> None:
         """Do nothing: the result is there."""
