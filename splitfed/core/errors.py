@@ -242,9 +242,9 @@ def require_number(name: str, **bounds: Any) -> Requirement:
     return {"check": partial(check_number, name, **bounds)}
 
 
-def require_count(name: str, *, low: int = 0) -> Requirement:
-    """Return the metadata of a field that must be a whole number of at least `low`."""
-    return {"check": partial(check_count, name, low=low)}
+def require_count(name: str, *, low: int = 0, high: float = LARGEST) -> Requirement:
+    """Return the metadata of a field that must be a whole number of at least `low` and at most `high`."""
+    return {"check": partial(check_count, name, low=low, high=high)}
 
 
 def require_counts(name: str, *, low: int = 0, expected: str = "one whole number or more") -> Requirement:

@@ -242,7 +242,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
 def test_an_interrupted_run_goes_on_with_its_method(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(self: Lines, done: int, total: int) -> None:
+    def stop(self: Lines, done: int, total: int, epsilon: float | None = None) -> None:
         if done == 2:
             raise KeyboardInterrupt
 

@@ -589,7 +589,10 @@ def test_feature_scores_by_hand() -> None:
 
 def test_short_names_keep_what_tells_apart() -> None:
     given = ["none", "noise(scale=0.5, relative=true)", "noise(scale=2, relative=true)", "vanilla(cut=pool1)"]
-    assert list(short_names(given).values()) == ["undefended", "noise(scale=0.5)", "noise(scale=2)", "vanilla"]
+    noise = ["noise(scale=0.5, relative=true)", "noise(scale=2, relative=true)"]
+    assert list(short_names(given).values()) == ["undefended", *noise, "vanilla"]
+    given = ["noise(scale=0.5, kind=laplace)", "noise(scale=2, kind=laplace)"]
+    assert list(short_names(given).values()) == ["noise(scale=0.5)", "noise(scale=2)"]
     assert short_names(["noise(scale=2)"], alone=True) == {"noise(scale=2)": "noise(scale=2)"}
     same = ["a(x=1, y=2)", "a(y=2, x=1)"]
     assert short_names(same) == {label: label for label in same}

@@ -56,7 +56,7 @@ def test_what_the_machine_refuses_is_one_line_and_the_study_goes_on(
     with monkeypatch.context() as patched:
         done = Lines.round
 
-        def round(self: Lines, number_of: int, total: int) -> None:
+        def round(self: Lines, number_of: int, total: int, epsilon: float | None = None) -> None:
             done(self, number_of, total)
             patched.setattr(checkpoint.os, "fsync", refuse(number))
 

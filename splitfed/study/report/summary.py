@@ -15,12 +15,12 @@ from splitfed.core.grouping import group_pairs
 from splitfed.study.config.run_spec import COMPUTATION, format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
-    NO_DEFENSE,
     Json,
     Setting,
     Study,
     as_json,
     bounds_of,
+    call_defense,
     estimate,
     estimate_scores,
     group_by,
@@ -263,20 +263,20 @@ _LABEL = re.compile(r"(\w+)\((.*)\)")
 
 
 def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]:
-    """Return label -> short name, all different; `noise(scale=0.5, relative=true)` may become `noise(scale=0.5)`.
+    """Return label -> short name, all different; `noise(scale=0.5, kind=gaussian)` may become `noise(scale=0.5)`.
 
-    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
-    label of its name keeps its parameters if `alone`.
+    A parameter that has the same value in all labels of the same name is left out, unless it is true or false: a switch
+    changes what the other parameters mean. "none" is "undefended". The only label of its name keeps all its parameters
+    if `alone`.
     """
     names: dict[str, str] = {}
     for name, members in group_by(dict.fromkeys(labels), lambda label: _LABEL.sub(r"\1", label)).items():
+        name = call_defense(name)
         parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
         shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
         for label, own in zip(members, parameters, strict=True):
-            telling = ", ".join(p for p in own if p not in shared)
+            telling = ", ".join(p for p in own if p not in shared or p.endswith(("=true", "=false")))
             names[label] = f"{name}({telling})" if telling else name
-    if NO_DEFENSE in names:
-        names[NO_DEFENSE] = "undefended"
     return names if len(set(names.values())) == len(names) else {label: label for label in names}
 
 

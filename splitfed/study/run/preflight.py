@@ -16,7 +16,6 @@ from splitfed.engines.base import FED
 from splitfed.federated.base import Method
 from splitfed.planning.validation import assemble, complete
 from splitfed.study.config import build
-from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
@@ -116,10 +115,8 @@ def name_auto_cuts(mistakes: Mistakes, grid: Grid, data: Dataset) -> Grid:
             if (key := next((key for key in CUT_KEYS if builder.parameters.get(key) == AUTO), None)) is not None:
                 try:
                     chosen[label] = _with_names(cell, key, data)
-                except PieceError as error:
-                    mistakes.add(f"{cell.topology.where}.{error.path}", error)
                 except InvalidInput as error:
-                    mistakes.add(error.part or cell.topology.where, error)
+                    mistakes.add(_place_of(cell, error), error)
         builder, why = chosen[label]
         cells.append(replace(cell, topology=replace(cell.topology, parts=(builder,)), cut_choice=why))
     return replace(grid, cells=tuple(cells))
@@ -173,8 +170,6 @@ def _assemble_cell(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilde
             method = build.method(cell, builder.data)
         split = builder.federation(cell)
         topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.example_passes)
-    except PieceError as error:
-        mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
     else:
@@ -211,6 +206,8 @@ def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
 
 def _place_of(cell: RunSpec, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
+    if error.part.startswith("topology."):
+        return f"{cell.topology.where}.{error.part.removeprefix('topology.')}"
     places = {
         **dict.fromkeys(("topology", ""), cell.topology.where),
         "schedule": cell.schedule.where,
