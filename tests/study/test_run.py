@@ -144,7 +144,7 @@ def test_the_tables_hold_a_row_a_run_and_attack(finished: Path) -> None:
 
 
 def stop_at_finish() -> Callable[..., None]:
-    def finish(self: Lines, run: str, line: str) -> None:
+    def finish(self: Lines, line: str, failed: bool = False) -> None:
         raise KeyboardInterrupt
 
     return finish
