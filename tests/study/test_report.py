@@ -885,6 +885,9 @@ def test_the_table_of_a_study_shows_the_intervals_of_the_report() -> None:
     assert row["intervals"]["attacks"]["inverse_network"]["psnr"]["over"] == "victims"
     (place,) = [i for i, line in enumerate(lines) if line.startswith("95 % over")]
     assert lines[place : place + 2] == ["95 % over victims 25.5 to 26.5", "0.00 to 1.00"]
+    # The word of the report for what results call "none".
+    assert lines[place - 1].startswith("undefended 0.9")
+    assert row["defense"] == "none"
 
 
 def test_table_means_leave_out_what_is_no_number() -> None:
