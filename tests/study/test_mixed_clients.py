@@ -16,6 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build
 from splitfed.study.config.search import read_search
+from splitfed.study.config.search_space import list_points
 from splitfed.study.report.summary import summarise
 from splitfed.study.run import checked_study, session
 from splitfed.study.run.progress import Lines
@@ -276,6 +277,6 @@ def test_a_search_varies_what_clients_that_differ_have_in_common() -> None:
     study["training"] = {**SPLIT["training"], "batch_size": {"choice": [32, [32, 16, 8]]}}
     study["search"] = {"sampler": "grid", "objectives": {"utility": "maximize"}}
     search, first = read_search(study, "study.toml", Path(), NameResolver(Path()))
-    sizes = [search.expand(point).cells[0].training.batch_size for point in search.points()]
+    sizes = [search.expand(point).cells[0].training.batch_size for point in list_points(search.tree)]
     assert sizes == [32, (32, 16, 8)]
     assert search.resolved(study, first)["model"] == [SHALLOW, {**DEEP, "clients": [1]}]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from splitfed.core.annealing import EXAMPLE, Annealing
 from splitfed.core.argument_kinds import WORDS, describe, fits
@@ -50,7 +50,11 @@ class Parameter:
 
     def takes(self, value: Any) -> bool:
         """Return whether `value`, as TOML gives it, is of the parameter's type."""
-        return self.takes_course(value) or fits(value, self.hint)
+        top = (self.hint, *get_args(self.hint))
+        choices = [option for one in top if get_origin(one) is Literal for option in get_args(one)]
+        # `fits` leaves it to a function which names it takes.
+        strange = isinstance(value, str) and choices and value not in choices and str not in top
+        return not strange and (self.takes_course(value) or fits(value, self.hint))
 
     def takes_course(self, value: Any) -> bool:
         """Return whether `value` is the table of a course, where one may stand for the number."""
