@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from splitfed.cli_options import Options, build_parser, parse_options
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
-from splitfed.study.run.request import RunRequest
 from splitfed.study.run.terminal_messages import (
     abandon_output,
     one_line_warnings,
@@ -129,25 +129,32 @@ def _run_demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
     with resources.as_file(resources.files("splitfed.study.config") / "demo.toml") as path:
-        _run(RunRequest(path, Path(options.folder), resume=True, workers=workers, as_json=options.json))
+        _run(path, Path(options.folder), resume=True, workers=workers, as_json=options.json)
 
 
 def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    given = (options.resume, options.workers, options.json, options.trust, options.dry_run)
-    _run(RunRequest(Path(options.study), folder, *given))
+    _run(
+        *(Path(options.study), folder),
+        resume=options.resume,
+        workers=options.workers,
+        as_json=options.json,
+        trust=options.trust,
+        dry_run=options.dry_run,
+    )
 
 
-def _run(request: RunRequest) -> None:
+def _run(path: Path, folder: Path | None, *, trust: bool = False, **given: Any) -> None:
+    """Do the study in the file `path`; `given` are the options of `run_command`."""
     from splitfed.study.run.checked_study import folder_named_after, prepare_study
 
-    home = request.folder or folder_named_after(request.path)
+    home = folder or folder_named_after(path)
     with others_print_aside():
-        ready = prepare_study(request.path, trust=request.trust, folder=home)
+        ready = prepare_study(path, trust=trust, folder=home)
     # Imported after the checks: it imports a database and figures, which a study with a mistake does not need.
     from splitfed.study.run.run_command import run_command
 
-    if not run_command(request, ready, home or Path(ready.grid.name)):
+    if not run_command(ready, home or Path(ready.grid.name), trust=trust, **given):
         raise SystemExit(1)
 
 
@@ -291,7 +298,8 @@ def _compare(options: Options) -> None:
 
 def _write_report(options: Options) -> None:
     from splitfed.study.report.data import describe_unfinished
-    from splitfed.study.report.document import summarise, write_report
+    from splitfed.study.report.document import write_report
+    from splitfed.study.report.summary import summarise
 
     path = write_report(Path(options.folder))
     print(json.dumps(summarise(Path(options.folder))) if options.json else path)

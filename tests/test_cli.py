@@ -180,8 +180,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 def test_the_demo_is_a_valid_study() -> None:
-    from splitfed.study.run import session
+    from splitfed.study.run import checked_study
 
-    ready = session.prepare_study(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
+    ready = checked_study.prepare_study(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"
     assert {setting.attack.name for setting in ready.grid.cells[0].attacks} == {"strongest"}

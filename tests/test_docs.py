@@ -26,7 +26,7 @@ from splitfed.encryption import find_secret_keys
 from splitfed.registry import TABLES
 from splitfed.study.config import schema
 from splitfed.study.report.search_data import read_search_outcome
-from splitfed.study.run import session
+from splitfed.study.run import checked_study, session
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import error, go
 from tests.examples import assert_same
@@ -299,7 +299,7 @@ def test_the_callbacks_of_the_python_page_are_called(capsys: pytest.CaptureFixtu
 def test_the_studies_are_valid(tmp_path: Path, page: str, number: int, runs: int) -> None:
     study = blocks(next(one for one in PAGES if one.name == page), "toml")[number]
     (tmp_path / "study.toml").write_text(study, "utf-8")
-    ready = session.prepare_study(tmp_path / "study.toml")
+    ready = checked_study.prepare_study(tmp_path / "study.toml")
     assert len(ready.grid.cells) == runs
 
 
@@ -310,7 +310,7 @@ def test_the_studies_of_clients_that_differ_run(tmp_path: Path, number: int) -> 
     page = blocks(ROOT / "docs" / "studies.md", "toml")
     study = tomllib.loads(page[number]) | tomllib.loads(page[3])
     study["study"]["seeds"], study["training"]["rounds"] = [0], 2
-    results = session.run_study(session.prepare_study(write(tmp_path, study)), tmp_path / "out")
+    results = session.run_study(checked_study.prepare_study(write(tmp_path, study)), tmp_path / "out")
     assert len(results) == (4 if number == 1 else 1)
     for found in results:
         assert "failed" not in found
@@ -328,7 +328,7 @@ def test_the_search_of_its_page_runs(tmp_path: Path) -> None:
     study["search"] |= {"trials": 3, "sampler": "random"}
     study["study"]["seeds"], study["training"]["rounds"] = [0], 1
     study["defense"] = study["defense"][2:]
-    session.run_study(session.prepare_study(write(tmp_path, study)), tmp_path / "out")
+    session.run_study(checked_study.prepare_study(write(tmp_path, study)), tmp_path / "out")
     outcome = read_search_outcome(tmp_path / "out")
     assert outcome is not None
     for record in outcome.records:
@@ -349,7 +349,7 @@ def test_the_aggregation_of_the_methods_page_is_valid(tmp_path: Path) -> None:
     study, _, methods = (tomllib.loads(text) for text in blocks(ROOT / "docs" / "methods.md", "toml"))
     assert (
         len(
-            session.prepare_study(
+            checked_study.prepare_study(
                 write(tmp_path, {**study, **methods, "attack": [], "defense": [{"name": "none"}]})
             ).grid.cells
         )
@@ -438,7 +438,7 @@ def test_the_attack_of_the_contributing_page_is_called_by_hand_as_it_says(
 def test_the_study_of_the_contributing_page_is_valid(tmp_path: Path) -> None:
     study = next(text for text in blocks(ROOT / "docs" / "contributing" / "recipes.md", "toml") if "[study]" in text)
     (tmp_path / "study.toml").write_text(study, "utf-8")
-    assert len(session.prepare_study(tmp_path / "study.toml").grid.cells) == 2
+    assert len(checked_study.prepare_study(tmp_path / "study.toml").grid.cells) == 2
 
 
 def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(

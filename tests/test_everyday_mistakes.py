@@ -186,7 +186,10 @@ TABLES = {"a": sf.data.Table([1], torch.rand(1, 3), torch.tensor([1.0])), "b": s
     ("make", "said"),
     [
         (lambda: sf.Recording(None), "recording parties=None is not allowed; expected a list of names"),
-        (lambda: sf.Recording("server"), "parties='server' is not allowed; expected a list, each text"),
+        (
+            lambda: sf.Recording("server"),
+            "parties='server' is not allowed; expected a list of text",
+        ),
         (lambda: sf.Logging("a\0b"), r"folder='a\x00b' is not allowed; expected a path of names of at most 255 bytes"),
         (lambda: sf.Logging("x" * 256), "is not allowed; expected a path of names of at most 255 bytes each"),
         (lambda: sf.Logging(progress=object), "progress=<class 'object'> is not allowed; expected a function of round"),

@@ -12,6 +12,7 @@ import collections.abc
 import inspect
 import operator
 import os
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -30,7 +31,7 @@ ABSENT = "absent"
 MOST = 1000
 """Entries of a list or table that are looked at."""
 
-_WORDS: Mapping[Any, str] = {
+WORDS: Mapping[Any, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
@@ -40,6 +41,7 @@ _WORDS: Mapping[Any, str] = {
     types.NoneType: "None",
     os.PathLike: "a path",
 }
+"""Type -> what it is called in a message."""
 
 
 def guarded(function: F, module: str | None = None, first: Collection[Any] = (bool,)) -> F:
@@ -207,31 +209,40 @@ def _is_whole(value: Any) -> bool:
     return not _is_beyond(value)
 
 
-def describe(annotation: Any) -> str:
-    """Return what `annotation` says in words: "a whole number or None"."""
+def describe(annotation: Any, words: Mapping[Any, str] = WORDS) -> str:
+    """Return what `annotation` says in words: "a whole number or None".
+
+    `words`: type -> what it is called; "" leaves it out of the text, and `object` stands for classes without a word.
+    """
     if annotation is Any:
-        return "anything"
-    if annotation in _WORDS:
-        return _WORDS[annotation]
+        return words.get(object, "anything")
+    if annotation in words:
+        return words[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is collections.abc.Callable:
         return "a function"
     if origin in (Union, types.UnionType):
         # Whole numbers are numbers, and paths are mostly written as text.
-        return " or ".join(dict.fromkeys(map(describe, inner)))
+        return " or ".join(dict.fromkeys(said for one in inner if (said := describe(one, words))))
     if origin is Literal:
         return " or ".join(map(repr, inner))
     kind: Any = origin or annotation
     if not isinstance(kind, type):
         return "another value"
+    entries = [] if Any in inner[-1:] else [_plural(describe(one, words)) for one in inner if one is not ...]
     if issubclass(kind, collections.abc.Mapping):
-        plain = len(inner) < 2 or inner[1] is Any
-        return "a table" if plain else f"a table with {describe(inner[0])} -> {describe(inner[1])}"
+        keys = f" with {entries[0]} as keys" if entries and inner[0] is not str else ""
+        return f"a table of {entries[1]}{keys}" if entries[1:] and entries[1] else "a table"
     if issubclass(kind, (tuple, list, collections.abc.Iterable)) and kind.__module__ in ("builtins", "collections.abc"):
-        return f"a list, each {describe(inner[0])}" if inner and inner[0] is not Any else "a list"
+        return f"a list of {entries[0]}" if entries and entries[0] else "a list"
     if issubclass(kind, os.PathLike):
         return "a path"
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    return words.get(object, f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}")
+
+
+def _plural(said: str) -> str:
+    """Return "whole numbers or text" for "a whole number or text"."""
+    return " or ".join(re.sub(r"^an? (.*?)( of .*)?$", r"\1s\2", one) for one in said.split(" or "))
 
 
 def _refusal(name: str, value: Any, annotation: Any) -> InvalidInput:

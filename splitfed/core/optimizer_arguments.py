@@ -10,16 +10,15 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import math
-import types
-import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from splitfed.core.argument_kinds import describe, fits
 from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line, short
 
 Factory = Callable[..., torch.optim.Optimizer]
@@ -188,10 +187,8 @@ def _check_options(what: str, factory: Any, options: Mapping[str, Any]) -> None:
             check_names(f"option of {what}", allowed, option)
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidInput(f"{option}={value} of {what} is not allowed; expected a finite number")
-        if not _fits(value, hint := hints.get(option, Any)):
-            raise InvalidInput(
-                f"{option}={short(value)} of {what} is not allowed; expected {inspect.formatannotation(hint)}"
-            )
+        if not fits(value, hint := hints.get(option, Any)):
+            raise InvalidInput(f"{option}={short(value)} of {what} is not allowed; expected {describe(hint)}")
         if option in _NEVER and value:
             raise InvalidInput(f"{option}={value} of {what} is not allowed; expected False")
     if options.get("foreach") and options.get("fused"):
@@ -209,27 +206,6 @@ def _hints(factory: Any) -> Mapping[str, Any]:
         )
     except (NameError, TypeError):
         return {}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether `value` is of the type that `hint` says; a whole number is a number, and a truth value none."""
-    args = get_args(hint)
-    match get_origin(hint):
-        case None:
-            if hint is float:
-                return isinstance(value, (int, float)) and not isinstance(value, bool)
-            if hint is int:
-                return isinstance(value, int) and not isinstance(value, bool)
-            return hint is Any or not inspect.isclass(hint) or isinstance(value, hint)
-        case typing.Union | types.UnionType:
-            return any(_fits(value, one) for one in args)
-        case typing.Literal:
-            return value in args
-        case origin if origin is tuple:
-            return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(_fits, value, args))
-        case origin if origin in (list, collections.abc.Iterable):
-            return isinstance(value, (list, tuple)) and all(_fits(one, args[0]) for one in value)
-    return callable(value)
 
 
 def options_of(name: str | Factory) -> list[str]:

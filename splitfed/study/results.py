@@ -20,33 +20,15 @@ from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 
 FILE = "result.json"
-LABELS: tuple[str, ...] = (
-    "id",
-    "topology",
-    "defense",
-    "seed",
-    "training_attack",
-    "schedule",
-    "method",
-    "computation",
-    "model",
-    "data",
+LABELS = (
+    *("id", "topology", "defense", "seed", "training_attack", "schedule", "method", "computation", "model", "data"),
+    *("clients", "variant", "clients_differ"),
 )
-LABELS += ("clients", "variant", "clients_differ")
 """What a result says of the run itself."""
-MEASURED: tuple[str, ...] = (
-    "topology",
-    "defense",
-    "seed",
-    "schedule",
-    "model",
-    "data",
-    "clients",
-    "utility",
-    "bytes",
-    "messages",
+MEASURED = (
+    *("topology", "defense", "seed", "schedule", "model", "data", "clients", "utility", "bytes", "messages"),
+    *("bytes_by_kind", "seconds", "rounds", "history", "dependence", "attacks"),
 )
-MEASURED += ("bytes_by_kind", "seconds", "rounds", "history", "dependence", "attacks")
 """What the document of a finished run holds in any case; one that failed tells no more than its name and why."""
 
 Json = Mapping[str, Any]

@@ -17,8 +17,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES
 from splitfed.study.config import build
 from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.study.run.checked_study import check_study
 from splitfed.study.run.preflight import build_untrained_run
-from splitfed.study.run.session import check_study
 from splitfed.training.run import Run
 from tests.study.examples import checked, placed, small, write
 

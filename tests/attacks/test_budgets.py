@@ -16,7 +16,7 @@ from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
-from splitfed.study.report.document import summarise
+from splitfed.study.report.summary import summarise
 from splitfed.threats import training_time
 from tests.attacks.examples import lenet_run
 from tests.study.examples import small, write

@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "needs a metric": ({"scheduler": "ReduceLROnPlateau"}, "ReduceLROnPlateau"),
     "text for a truth value": (
         {"options": {"lr": 0.1, "maximize": "false"}},
-        "maximize='false' of optimizer SGD is not allowed; expected bool",
+        "maximize='false' of optimizer SGD is not allowed; expected True or False",
     ),
     "truth value for a number": (
         {"options": {"lr": True}},

@@ -82,7 +82,7 @@ def test_shapes_and_strips_refused() -> None:
     assert refusal(image().strips, 2, ["a", "a"]) == (
         "names=['a', 'a'] of strips are not allowed; expected 2, each once"
     )
-    assert refusal(image().halves, "ab") == "names='ab' is not allowed; expected a list, each text"
+    assert refusal(image().halves, "ab") == "names='ab' is not allowed; expected a list of text"
     assert refusal(image().halves, ["a"]) == "names=['a'] of strips are not allowed; expected 2, each once"
 
 

@@ -435,4 +435,4 @@ def test_a_piece_of_a_topology_is_made_of_a_configuration_alone(tmp_path: Path) 
     topology = [{"name": "vertical", "bottoms": piece, "fusion": "sum", "top": {"model": "mlp"}, "labels": "server"}]
     study = small(model=None, topology=topology, defense=None, attack=[])
     with pytest.raises(InvalidInput, match="unknown key 'folder'"):
-        sf.study.run.session.check_study(study, "study.toml", tmp_path)
+        sf.study.run.checked_study.check_study(study, "study.toml", tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.toml import dumps
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 
 SMALL: dict[str, Any] = {
     "study": {"name": "small", "seeds": [0]},
@@ -33,7 +33,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 def checked(study: dict[str, Any], base: Path = Path()) -> Grid:
     """Return the grid of `study` after everything was checked."""
-    return session.check_study(study, "study.toml", base)[0]
+    return checked_study.check_study(study, "study.toml", base)[0]
 
 
 def write(folder: Path, study: dict[str, Any], name: str = "study.toml") -> Path:

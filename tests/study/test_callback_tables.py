@@ -13,7 +13,7 @@ import pytest
 import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.study.report.document import summarise
+from splitfed.study.report.summary import summarise
 from tests.study.examples import assert_one_mistake, checked, small, write
 
 STOP = {"name": "early_stopping", "patience": 1, "least": 0.5}

@@ -30,7 +30,7 @@ from splitfed.study.results import (
     TopologyLabel,
     read_result,
 )
-from splitfed.study.run import session
+from splitfed.study.run import checked_study, session
 from splitfed.study.run.compare import ComparedSide, compare, compare_sides, parse_setting
 from splitfed.study.run.comparison import ComparedMetric, Comparison
 from splitfed.study.run.row_scores import mean_over_runs, score_victims
@@ -49,7 +49,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training={"rounds": 1, "batch_size": 64},
         defense=[{"name": "none"}, {"name": "noise", "scale": 1.0, "relative": True}],
     )
-    ready = session.prepare_study(write(place, study))
+    ready = checked_study.prepare_study(write(place, study))
     session.run_study(ready, place / "study", resume=False, workers=1)
     return place / "study"
 

@@ -64,7 +64,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"model\.name: unknown model 'net\.py'.*; your own in a file net\.py is 'net\.py:Name' or 'net:Name'",
     ),
     (changed("model", hiden=[3]), r"model\.hiden: unknown key 'hiden'; did you mean 'hidden'\?"),
-    (changed("model", hidden=3), r"model\.hidden: 3 is not allowed; expected a list \(a whole number\)$"),
+    (changed("model", hidden=3), r"model\.hidden: 3 is not allowed; expected a list of whole numbers$"),
     (changed("model", hidden=[2**50]), r"model: model 'mlp' has weights of 3\.38e\+08 GB; this machine has "),
     (small(model={"name": "no_such_package:f"}), r"model: model 'no_such_package:f': cannot import"),
     (

@@ -13,7 +13,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.core.cut_places import cut_places
 from splitfed.study.report.figures.cut_places import arrange, save_figure
-from splitfed.study.run import session
+from splitfed.study.run import checked_study, session
 from splitfed.study.run.reattack import load_finished_run
 from tests.core.test_cut_places import Repeated, residual, seeded
 from tests.examples import images
@@ -200,7 +200,7 @@ def test_a_study_that_leaves_its_cuts_is_planned_trained_and_resumed(
     assert why in told
     assert "auto cut after &#39;relu1&#39;" in (home / "report.html").read_text("utf-8")
     (run / "result.json").unlink()
-    session.run_study(session.prepare_study(path), home, resume=True)
+    session.run_study(checked_study.prepare_study(path), home, resume=True)
     again = json.loads((run / "result.json").read_text("utf-8"))
     assert [again[key] for key in ("history", "topology")] == [first[key] for key in ("history", "topology")]
     # The run by itself names its cut, and nothing is chosen anew.

@@ -12,13 +12,14 @@ import pytest
 from splitfed.drawing import figure as style
 from splitfed.drawing.figure import LEAST_SHARE, add_legend, as_svg, canvas, keep_room, wrap_label
 from splitfed.study.report.data import Study, read_study
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.federated import plot_client_scores
 from splitfed.study.report.figures.leakage import plot_scores
 from splitfed.study.report.figures.rounds import plot_training_curves, plot_utility_by_round
 from splitfed.study.report.figures.strength import plot_leakage_by_strength
 from splitfed.study.report.figures.style import SeriesStyles
 from splitfed.study.report.figures.tradeoff_front import plot_tradeoff
+from splitfed.study.report.summary import summarise
 from tests.study.test_report import parsed, put, result
 from tests.thinning import thin
 

@@ -17,7 +17,7 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.results import to_json
-from splitfed.study.run import longer, session
+from splitfed.study.run import checked_study, longer, session
 from splitfed.study.run.longer import continue_run
 from splitfed.study.trust import CHECKED, read_checked
 from tests.examples import assert_same
@@ -39,7 +39,7 @@ def go(folder: Path, rounds: int, **changes: Any) -> Path:
         }
     )
     folder.mkdir()
-    session.run_study(session.prepare_study(write(folder, study)), folder / "out")
+    session.run_study(checked_study.prepare_study(write(folder, study)), folder / "out")
     return folder / "out"
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_continuation_goes_on(
     with pytest.raises(InvalidInput, match="was being continued by 2 rounds: finish that by --rounds 2"):
         continue_run(home, 3)
     if how == "the study":
-        session.run_study(session.prepare_study(tmp_path / "study" / "study.toml"), out, resume=True)
+        session.run_study(checked_study.prepare_study(tmp_path / "study" / "study.toml"), out, resume=True)
     else:
         continue_run(home, 2)
     same_results(whole, out)

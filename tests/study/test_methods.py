@@ -20,7 +20,7 @@ from splitfed.federated import FML
 from splitfed.registry import TABLES
 from splitfed.study.config import build
 from splitfed.study.config.toml import dumps
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_cell
 from tests.study.examples import assert_one_mistake, checked, small, write
@@ -134,7 +134,7 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
         "study": {"name": "one", "seeds": [0]},
         "training": {"rounds": 2, "batch_size": 64, "schedule": "independent"},
     }
-    grid, data = session.check_study(study, "study.toml", tmp_path)
+    grid, data = checked_study.check_study(study, "study.toml", tmp_path)
     found = run_cell(grid.cells[0], data, tmp_path / "run", Lines(1))
     assert found.failed is None
     assert (found.utility.spread or {})["min"] > 0
@@ -150,7 +150,7 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
 def test_a_model_of_the_methods_own_is_a_table(tmp_path: Path) -> None:
     memes = [{"model": "mlp", "hidden": [4]}, {"model": "mlp", "hidden": [5]}]
     study = whole(method=[{"name": "fml", "meme": memes}], study={"name": "memes", "seeds": [3]})
-    grid, data = session.check_study(study, "study.toml", tmp_path)
+    grid, data = checked_study.check_study(study, "study.toml", tmp_path)
     one, other = grid.cells
     assert [cell.method.label for cell in grid.cells] == [f"fml(alpha=0.5, meme=mlp(hidden={n}))" for n in (4, 5)]
     method = build.method(one, data)
@@ -160,7 +160,7 @@ def test_a_model_of_the_methods_own_is_a_table(tmp_path: Path) -> None:
     # Its weights go down and up: 64 x 4 + 4 and 4 x 10 + 10 floats, for three clients in three rounds.
     assert found.bytes_by_kind == {"weights": 2 * 3 * 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)}
     again = run_cell(
-        session.check_study(one.config, "config.toml", tmp_path)[0].cells[0], data, tmp_path / "again", Lines(1)
+        checked_study.check_study(one.config, "config.toml", tmp_path)[0].cells[0], data, tmp_path / "again", Lines(1)
     )
     assert again.utility == found.utility
     assert other.id != one.id
@@ -242,7 +242,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
 def test_an_interrupted_run_goes_on_with_its_method(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(self: Lines, done: int, total: int) -> None:
+    def stop(self: Lines, done: int, total: int, epsilon: float | None = None) -> None:
         if done == 2:
             raise KeyboardInterrupt
 

@@ -16,8 +16,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build
 from splitfed.study.config.search import read_search
-from splitfed.study.report.document import summarise
-from splitfed.study.run import session
+from splitfed.study.config.search_space import list_points
+from splitfed.study.report.summary import summarise
+from splitfed.study.run import checked_study, session
 from splitfed.study.run.progress import Lines
 from splitfed.topologies import vanilla
 from splitfed.topologies.shared_segments import share_segments
@@ -252,7 +253,7 @@ def test_an_interrupted_study_ends_in_the_same_bits(done: Path, tmp_path: Path) 
     name = "vanilla-by-model--none--seed0"
     study = (done / "study.toml").read_text()
     (tmp_path / "study.toml").write_text(study)
-    ready = session.prepare_study(tmp_path / "study.toml")
+    ready = checked_study.prepare_study(tmp_path / "study.toml")
     cells = {cell.id: cell for cell in ready.grid.cells}
     run = sf.load(done / "runs" / name)
     whole = run.state()
@@ -276,6 +277,6 @@ def test_a_search_varies_what_clients_that_differ_have_in_common() -> None:
     study["training"] = {**SPLIT["training"], "batch_size": {"choice": [32, [32, 16, 8]]}}
     study["search"] = {"sampler": "grid", "objectives": {"utility": "maximize"}}
     search, first = read_search(study, "study.toml", Path(), NameResolver(Path()))
-    sizes = [search.expand(point).cells[0].training.batch_size for point in search.points()]
+    sizes = [search.expand(point).cells[0].training.batch_size for point in list_points(search.tree)]
     assert sizes == [32, (32, 16, 8)]
     assert search.resolved(study, first)["model"] == [SHALLOW, {**DEEP, "clients": [1]}]

@@ -87,7 +87,7 @@ def test_a_folder_that_goes_away_is_told_in_one_line(
     path, out = write(tmp_path, small(**LEAST)), tmp_path / "out"
     done = Lines.round
 
-    def lose(self: Lines, number: int, total: int) -> None:
+    def lose(self: Lines, number: int, total: int, epsilon: float | None = None) -> None:
         done(self, number, total)
         if number == 1:
             (run,) = (out / "runs").iterdir()

@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("topology", "toy_parts.attack:ToyNearest", f"is a class; {FUNCTION}"),
     ("data", "toy_parts.attack:ToyNearest", f"is a class; {FUNCTION}"),
     ("data", "toy_parts.data:digits", f"is a function from elsewhere; {FUNCTION}"),
-    ("data", "toy_others:text", "returned a str; expected a Dataset"),
+    ("data", "toy_others:text", "returned a value of type str; expected a Dataset"),
 ]
 
 

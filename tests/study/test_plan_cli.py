@@ -11,7 +11,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.registry import TABLES
 from splitfed.study.report import planned_costs
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from tests.study.examples import PLACED, small, write
 
 SPEEDS = {"default": {"compute": 1e8, "up": 1e5, "down": 2e5, "latency": 0.01}}
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_costs_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
-    ready = session.prepare_study(write(tmp_path, small(study={"name": "s", "seeds": [3, 4]})))
+    ready = checked_study.prepare_study(write(tmp_path, small(study={"name": "s", "seeds": [3, 4]})))
     found = planned_costs.plan_study(ready.grid, ready.data, [])
     assert (found["seed"], found["seeds"], len(found["topologies"])) == (3, 2, 1)
     assert [row["schedule"] for row in found["topologies"][0]["schedules"]] == ["sequential"]

@@ -21,7 +21,7 @@ from splitfed.models.mlp import mlp
 from splitfed.study.config.schema import StudyConfig, keys_of, parse_study
 from splitfed.study.config.toml import dumps
 from splitfed.study.results import read_result, to_json
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from tests.examples import assert_refuses, assert_same
 from tests.study.examples import SMALL, checked, small, write
 
@@ -56,7 +56,7 @@ def test_a_study_from_python_is_the_one_from_toml(
     assert study.runs == tuple(cell.id for cell in grid.cells)
     assert repr(study) == "PreparedStudy(small, 3 runs)"
     study.save(tmp_path / "study.toml")
-    assert session.prepare_study(tmp_path / "study.toml").grid.resolved == grid.resolved
+    assert checked_study.prepare_study(tmp_path / "study.toml").grid.resolved == grid.resolved
     assert main(["run", str(write(tmp_path, small())), "--folder", str(tmp_path / "out"), "--json"]) == 0
     for found in results.results:
         assert timeless(to_json(found)) == timeless(to_json(read_result(tmp_path / "out" / "runs" / found.id)))

@@ -19,8 +19,9 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import search_queue, trials
+from splitfed.study.run.checked_study import prepare_study
 from splitfed.study.run.search import write_record
-from splitfed.study.run.session import prepare_study, run_study
+from splitfed.study.run.session import run_study
 from splitfed.study.run.store import StudyFolder
 from tests.study.examples import small, write
 from tests.study.search_examples import searching

@@ -31,11 +31,11 @@ from splitfed.core.random import generator
 from splitfed.stats.intervals import share_interval
 from splitfed.study.report.costs import utility_over_time
 from splitfed.study.report.data import Setting, estimate
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.images import Pair, brightness_range, feature_scores, image_strip
 from splitfed.study.report.figures.leakage import plot_roc_curves, roc_corners
 from splitfed.study.report.remarks import reversals
-from splitfed.study.report.summary import pareto_front, short_names
+from splitfed.study.report.summary import pareto_front, short_names, summarise
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.study.results import RunResult, Score, attack_from_json, result_from_json
@@ -589,7 +589,10 @@ def test_feature_scores_by_hand() -> None:
 
 def test_short_names_keep_what_tells_apart() -> None:
     given = ["none", "noise(scale=0.5, relative=true)", "noise(scale=2, relative=true)", "vanilla(cut=pool1)"]
-    assert list(short_names(given).values()) == ["undefended", "noise(scale=0.5)", "noise(scale=2)", "vanilla"]
+    noise = ["noise(scale=0.5, relative=true)", "noise(scale=2, relative=true)"]
+    assert list(short_names(given).values()) == ["undefended", *noise, "vanilla"]
+    given = ["noise(scale=0.5, kind=laplace)", "noise(scale=2, kind=laplace)"]
+    assert list(short_names(given).values()) == ["noise(scale=0.5)", "noise(scale=2)"]
     assert short_names(["noise(scale=2)"], alone=True) == {"noise(scale=2)": "noise(scale=2)"}
     same = ["a(x=1, y=2)", "a(y=2, x=1)"]
     assert short_names(same) == {label: label for label in same}
@@ -882,6 +885,9 @@ def test_the_table_of_a_study_shows_the_intervals_of_the_report() -> None:
     assert row["intervals"]["attacks"]["inverse_network"]["psnr"]["over"] == "victims"
     (place,) = [i for i, line in enumerate(lines) if line.startswith("95 % over")]
     assert lines[place : place + 2] == ["95 % over victims 25.5 to 26.5", "0.00 to 1.00"]
+    # The word of the report for what results call "none".
+    assert lines[place - 1].startswith("undefended 0.9")
+    assert row["defense"] == "none"
 
 
 def test_table_means_leave_out_what_is_no_number() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.models.lenet import lenet
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.depth import cut_of, depth_lines, depth_of, plot_leakage_by_depth
+from splitfed.study.report.summary import summarise
 from splitfed.study.report.topology_data import input_depth
 from splitfed.topologies import extended_vanilla, multi_hop, u_shaped, vanilla, vertical
 from tests.study.examples import small, write

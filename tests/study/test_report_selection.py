@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from splitfed.attacks.selection import Attempt, LeftOut, Selection
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.budget import _attempts
+from splitfed.study.report.summary import summarise
 from splitfed.study.results import AttackRecord, RunResult
 from tests.study.test_report import parsed, put, result
 

@@ -144,7 +144,7 @@ def test_the_tables_hold_a_row_a_run_and_attack(finished: Path) -> None:
 
 
 def stop_at_finish() -> Callable[..., None]:
-    def finish(self: Lines, run: str, line: str) -> None:
+    def finish(self: Lines, line: str, failed: bool = False) -> None:
         raise KeyboardInterrupt
 
     return finish
@@ -153,7 +153,7 @@ def stop_at_finish() -> Callable[..., None]:
 def stop_in_second_run() -> Callable[..., None]:
     seen = 0
 
-    def round(self: Lines, done: int, total: int) -> None:
+    def round(self: Lines, done: int, total: int, epsilon: float | None = None) -> None:
         nonlocal seen
         seen += 1
         # Two rounds a run: the third call is the first round of the second run.

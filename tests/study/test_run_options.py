@@ -17,8 +17,8 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.results import to_json
-from splitfed.study.run import dry_run, session
-from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Reports, open_watcher, relay_event
+from splitfed.study.run import checked_study, dry_run
+from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Watcher, open_watcher
 from splitfed.study.run.python_study import load_study
 from splitfed.study.run.runner import run_cell
 from tests.study.examples import checked, small, write
@@ -125,7 +125,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     assert lines[4:] == [f"0 of 3 runs left in {finished / 'out'}", "nothing was written"]
     assert tree(finished) == before
     # Another seed of a setting takes as long as the first did; nothing has to be timed for it.
-    ready = session.prepare_study(finished / "study.toml")
+    ready = checked_study.prepare_study(finished / "study.toml")
     done = [(cell, dry_run.read_result(finished / "out" / "runs" / cell.id)) for cell in ready.grid.cells]
     monkeypatch.setattr(dry_run, "measure_training", lambda *given: pytest.fail("it was done before"))
     estimate = dry_run.DurationEstimate(ready.data, [(cell, found) for cell, found in done if found is not None])
@@ -178,7 +178,7 @@ def test_the_table_has_a_row_a_worker_and_the_time_left() -> None:
     second.round(3, 5, epsilon=1.25)  # a run that was resumed: two rounds took no time now
     assert second.cells(now[0])[-1] == "0:00:08"
     now[0] += 1
-    relay_event({"event": "attack", "name": "rmle", "done": 0, "total": 300}, first)
+    first.tell({"event": "attack", "name": "rmle", "done": 0, "total": 300})
     now[0] += 10
     first.attack("rmle", 100, 300)
     assert shown(table) == [
@@ -188,7 +188,7 @@ def test_the_table_has_a_row_a_worker_and_the_time_left() -> None:
         "2 c 3 of 5, epsilon 1.25 0:00:00",
         "2 of 10 done",
     ]
-    first.finish("a[b]", "a[b]: failed: \x1b[2Jx", failed=True)
+    first.finish("a[b]: failed: \x1b[2Jx", failed=True)
     assert said.getvalue() == "a[b]: failed: ?[2Jx\n"
     table.gone(1)
     # One took 15 seconds, seven are left.
@@ -200,12 +200,12 @@ def test_elsewhere_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> 
         assert isinstance(watcher, Lines)
         one = watcher.worker(1)
         for event in ({"event": "start", "run": "a"}, {"event": "round", "done": 1, "total": 2, "epsilon": 0.5}):
-            relay_event(event, one)
+            one.tell(event)
         told: list[ProgressEvent] = []
-        Reports(told.append).finish("a", "a: 0.5\x1b[31m", failed=True)
-        Reports(told.append).note("worker 1 ended early")
+        Watcher(told.append).finish("a: 0.5\x1b[31m", failed=True)
+        Watcher(told.append).note("worker 1 ended early")
         for event in told:
-            relay_event(json.loads(json.dumps(event)), one)
+            one.tell(json.loads(json.dumps(event)))
         watcher.gone(1)
     assert capsys.readouterr().err == "[1/2] a: 0.5?[31m\nworker 1 ended early\n"
 
@@ -220,7 +220,7 @@ def test_on_a_terminal_it_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
             row = watcher.worker(0)
             row.start("a")
             row.round(1, 3)
-            row.finish("a", "a: 0.5")
+            row.finish("a: 0.5")
         monkeypatch.setenv("TERM", "dumb")
         with open_watcher(2, 0) as watcher:
             assert isinstance(watcher, Lines)
@@ -256,5 +256,5 @@ def test_an_attack_on_an_encrypted_layer_is_left_out_of_runs_in_plain(tmp_path: 
 
 
 def told(cell: RunSpec, home: Path) -> dict[str, Any]:
-    _, data = session.check_study(dict(cell.config), "config.toml", home)
+    _, data = checked_study.check_study(dict(cell.config), "config.toml", home)
     return to_json(run_cell(cell, data, home / "run", Lines(1)))

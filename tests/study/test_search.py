@@ -17,7 +17,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.report.search_data import read_search_outcome
-from splitfed.study.run import search as search_runs, session
+from splitfed.study.run import checked_study, search as search_runs, session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession
@@ -60,7 +60,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def do(study: dict[str, Any], home: Path) -> None:
     """Run a search in `home`/out, without its report."""
-    session.run_study(session.prepare_study(write(home, study)), home / "out")
+    session.run_study(checked_study.prepare_study(write(home, study)), home / "out")
 
 
 def states(folder: Path) -> list[str]:
@@ -174,7 +174,7 @@ class Stopped:
         return found
 
 
-Uninterrupted = Callable[[str], tuple[session.CheckedStudy, dict[str, Any]]]
+Uninterrupted = Callable[[str], tuple[checked_study.CheckedStudy, dict[str, Any]]]
 INTERRUPTED = {
     "random": searching({"sampler": "random", "trials": 3}, study={"name": "search", "seeds": [0, 1]}),
     "tpe": searching({"sampler": "tpe", "trials": 3, "startup": 1}, study={"name": "search", "seeds": [0, 1]}),
@@ -186,9 +186,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     """By sampler, a search that was checked, and what it finds without an interruption; done when first asked for."""
 
     @cache
-    def found(sampler: str) -> tuple[session.CheckedStudy, dict[str, Any]]:
+    def found(sampler: str) -> tuple[checked_study.CheckedStudy, dict[str, Any]]:
         home = tmp_path_factory.mktemp(sampler)
-        ready = session.prepare_study(write(home, INTERRUPTED[sampler]))
+        ready = checked_study.prepare_study(write(home, INTERRUPTED[sampler]))
         session.run_study(ready, home / "out")
         return ready, outcome(home / "out")
 
@@ -238,7 +238,7 @@ def test_an_interrupted_search_ends_in_the_same_bits(
 
 def test_a_finished_search_is_not_done_again(finished: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("result.json")}
-    session.run_study(session.prepare_study(finished / "study.toml"), finished, resume=True)
+    session.run_study(checked_study.prepare_study(finished / "study.toml"), finished, resume=True)
     assert {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("result.json")} == before
     assert states(finished) == ["COMPLETE"] * 3
 

@@ -14,7 +14,7 @@ from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import active, count_points, describe, dimensions, list_points, list_variations
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import list_fixed_points
 from tests.study.examples import checked
@@ -44,7 +44,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"sampler": "grid", "trials": None},
         "search.sampler: training.optimizer.lr is a range without steps, which has no",
     ),
-    ({"objectives": None}, "search.objectives: is missing; expected a table with"),
+    ({"objectives": None}, "search.objectives: is missing; expected a table"),
     ({"objectives": {}}, "search.objectives: {} is not allowed; expected"),
     ({"trial": 3}, "search.trial: unknown key 'trial'; did you mean 'trials'"),
     ({"population": 4}, "search.population: is for nsga2 and nsga3, not for random"),
@@ -280,7 +280,7 @@ def test_a_grid_of_a_search_is_the_grid_of_a_study() -> None:
     study = searching({"sampler": "grid", "trials": None}, training={"rounds": 1})
     study["defense"][1]["scale"] = [0.5, 1.0]
     search = read(study)
-    found = {search.expand(point).cells[0].id.rsplit("--", 2)[0] for point in search.points()}
+    found = {search.expand(point).cells[0].id.rsplit("--", 2)[0] for point in list_points(search.tree)}
     plain = {key: table for key, table in study.items() if key != "search"}
     assert found == {cell.id.rsplit("--", 1)[0] for cell in checked(plain).cells}
     assert len(found) == search.trials == 6
@@ -314,4 +314,4 @@ def test_a_search_is_no_grid() -> None:
     study = searching({"sampler": "grid", "trials": None}, training={"rounds": 1})
     study["defense"] = [{"name": "none"}]
     with pytest.raises(InvalidInput, match="search: is no grid"):
-        session.check_study(study, "study.toml", Path())
+        checked_study.check_study(study, "study.toml", Path())

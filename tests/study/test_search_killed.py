@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from splitfed.models.import_paths import NameResolver
-from splitfed.study.run import session, workers
+from splitfed.study.run import checked_study, session, workers
 from tests.study.examples import write
 from tests.study.search_examples import records, searching
 from tests.study.test_run import timeless
@@ -118,7 +118,7 @@ def fork_call(path: Path, folder: Path) -> Any:
 
     def call() -> None:
         workers._start = fork_worker  # type: ignore[assignment]
-        ready = session.prepare_study(path, folder=folder)
+        ready = checked_study.prepare_study(path, folder=folder)
         session.run_study(ready, folder, resume=True, workers=2)
 
     return Forked(call, leads=True)
@@ -291,13 +291,13 @@ def check_all(path: Path, folder: Path, home: Path) -> None:
     assert sorted(records(folder)) == list(range(TRIALS))
     for file in folder.glob("runs/*/metrics.jsonl"):
         assert [json.loads(line)["round"] for line in file.read_text("utf-8").splitlines()] == list(range(ROUNDS))
-    session.run_study(session.prepare_study(path), home / "through")
+    session.run_study(checked_study.prepare_study(path), home / "through")
     assert outcome(folder) == outcome(home / "through")
     runs = sorted({name for record in records(folder).values() for name in record["runs"]})
     assert sorted(one.name for one in (folder / "runs").iterdir()) == runs
     for number, name in enumerate(runs):
         there, alone = folder / "runs" / name, home / f"alone{number}"
-        session.run_study(session.prepare_study(there / "config.toml"), alone)
+        session.run_study(checked_study.prepare_study(there / "config.toml"), alone)
         (same,) = (alone / "runs").iterdir()
         results = [timeless(json.loads((one / "result.json").read_text("utf-8"))) for one in (there, same)]
         for result in results:

@@ -17,9 +17,8 @@ from splitfed.study.report.figures.search import plot_trials
 from splitfed.study.report.search_data import SearchOutcome, find_front, metric_label, search_sentences
 from splitfed.study.report.search_page import front_rows
 from splitfed.study.results import MeasuredUtility
-from splitfed.study.run import search_values
-from splitfed.study.run.search import best_so_far, find_hopeless
-from splitfed.study.run.search_values import MissingMetric, measure_metric
+from splitfed.study.run import search as search_module
+from splitfed.study.run.search import MissingMetric, best_so_far, find_hopeless, measure_metric
 
 UTILITY = MeasuredUtility("accuracy", bounds=(0.0, 1.0))
 
@@ -27,7 +26,7 @@ UTILITY = MeasuredUtility("accuracy", bounds=(0.0, 1.0))
 @pytest.fixture(autouse=True)
 def rows_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the rows of a result from the result itself."""
-    monkeypatch.setattr(search_values, "table_rows", lambda one: iter(one.rows))
+    monkeypatch.setattr(search_module, "table_rows", lambda one: iter(one.rows))
 
 
 def found(*rows: dict[str, Any], training_attack: str | None = None) -> Any:

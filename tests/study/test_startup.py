@@ -22,7 +22,7 @@ from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.table_check import check_tables
 from splitfed.study.report import planned_costs
-from splitfed.study.run import checked_study, session
+from splitfed.study.run import checked_study
 from tests.examples import assert_same
 from tests.study.examples import PLACED, SMALL, placed, small, write
 from tests.study.search_examples import searching
@@ -241,7 +241,7 @@ def test_a_wrong_name_is_told_beside_what_needs_torch() -> None:
     both = ["training.optimizer", "attack[0].name"]
     for wrong, places in ((study, both), ({**study, "attack": []}, ["training.optimizer"])):
         with pytest.raises(InvalidStudy) as caught:
-            session.check_study(wrong, "s.toml", Path())
+            checked_study.check_study(wrong, "s.toml", Path())
         assert [line.split(": ")[1] for line in caught.value.lines] == places
 
 
@@ -273,7 +273,7 @@ def test_known_copies_of_an_optimizer_are_those_of_a_step(name: str, monkeypatch
 
 
 def test_a_plan_cuts_and_compares_a_topology_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    grid, data = session.check_study(small(), "s.toml", Path())
+    grid, data = checked_study.check_study(small(), "s.toml", Path())
     compared: list[object] = []
 
     def note(*given: Any) -> None:

@@ -16,7 +16,7 @@ from splitfed.core.defense import Defense, Strength
 from splitfed.study.config import schema
 from splitfed.study.config.grid import expand
 from splitfed.study.config.run_spec import DefenseSetting
-from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.document import write_report
 from splitfed.study.report.figures.strength import (
     families_without_strength,
     plot_leakage_by_strength,
@@ -24,6 +24,7 @@ from splitfed.study.report.figures.strength import (
     undefended_position,
 )
 from splitfed.study.report.figures.style import SeriesStyles
+from splitfed.study.report.summary import summarise
 from splitfed.study.results import result_from_json
 from splitfed.study.run import results_csv
 from splitfed.study.run.runner import _describe_strength

@@ -342,7 +342,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         turned("multi_task", "weights", to={"parity": "much"}),
-        r"topology\[0\]\.weights: \{'parity': 'much'\} is not allowed; expected a table with a number for each key",
+        r"topology\[0\]\.weights: \{'parity': 'much'\} is not allowed; expected a table of numbers",
     ),
     (turned("multi_task", "weights", to={"parity": 0.0}), r"topology\[0\]: weight of the head on 'out_parity'=0\.0 is"),
     (
@@ -378,7 +378,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"topology\[0\]: segments 'a', 'b' wait for one another: a cycle",
     ),
     (turned("custom", "segments", 2, "role", to="server"), r"topology\[0\]: segment 'a' at role 'server' reads 'x', "),
-    (turned("custom", "inputs"), r"topology\[0\]\.inputs: is missing; expected a table with text for each key"),
+    (turned("custom", "inputs"), r"topology\[0\]\.inputs: is missing; expected a table of text"),
     (turned("custom", "inputs", to={}), r"topology\[0\]: inputs=\{\} is not allowed; expected value -> role"),
     (turned("custom", "heads", 0, "value", to="tip"), r"topology\[0\]: unknown value at a head: 'tip'; did you mean"),
     (turned("custom", "heads", 0, "labels"), r"topology\[0\]\.heads\[0\]\.labels: is missing; expected text"),
@@ -401,7 +401,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         with_data("vertical", halves=None, vertical="two"),
-        r"data\.vertical: 'two' is not allowed; expected a whole number or a table with a list \(a whole number or ",
+        r"data\.vertical: 'two' is not allowed; expected a whole number or a table of lists of whole numbers or text",
     ),
     (with_data("vertical", overlap=True), r"data\.overlap: is for columns by party; add vertical = "),
     (

@@ -16,12 +16,12 @@ from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
 from splitfed.study.config.mistakes import InvalidStudy
-from splitfed.study.report.document import summarise
+from splitfed.study.report.summary import summarise
 from splitfed.study.results import to_json
-from splitfed.study.run import session
+from splitfed.study.run import checked_study, session
+from splitfed.study.run.checked_study import check_study
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_cell
-from splitfed.study.run.session import check_study
 from splitfed.topologies import vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Adversaries
@@ -152,7 +152,7 @@ class Crash(Lines):
 
 @pytest.mark.exhaustive
 def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path) -> None:
-    ready = session.prepare_study(write(tmp_path, study(SDAR, FSHA, RMLE)))
+    ready = checked_study.prepare_study(write(tmp_path, study(SDAR, FSHA, RMLE)))
     for cell in ready.grid.cells:
         folder = tmp_path / "runs" / cell.id
         with pytest.raises(Stop):

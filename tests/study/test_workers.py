@@ -154,7 +154,7 @@ def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: P
     study = searching({"trials": 3}, study={"name": "search", "seeds": [0]}, defense=None)
     study["training"] |= {"rounds": 3, "batch_size": 16}
     path, folder = write(tmp_path, study), tmp_path / "out"
-    session.run_study(session.prepare_study(path), tmp_path / "through")
+    session.run_study(checked_study.prepare_study(path), tmp_path / "through")
     process = fork_call(path, folder)
     with ended(process):
         assert wait_until(lambda: len(workers_of(process.pid)) == 2, process)
@@ -187,7 +187,7 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, folder = write(tmp_path, small(**LEAST)), tmp_path / "out"
-    ready = session.prepare_study(path, folder=folder)
+    ready = checked_study.prepare_study(path, folder=folder)
     session.run_study(ready, folder)
     calls: list[str] = []
     check = checked_study.check_grid
@@ -197,7 +197,7 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
         return check(grid, source)
 
     monkeypatch.setattr(checked_study, "check_grid", count)
-    again = session.prepare_study(path, folder=folder)
+    again = checked_study.prepare_study(path, folder=folder)
     assert calls == []
     assert (again.grid, again.text) == (ready.grid, ready.text)
     # Nor by a worker, which is told the key.
@@ -205,14 +205,14 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
     work_alone(folder, key)
     assert calls == []
     monkeypatch.setattr("splitfed.study.trust._versions", lambda: "others")
-    session.prepare_study(path, folder=folder)
+    checked_study.prepare_study(path, folder=folder)
     work_alone(folder, key)
     assert calls == ["study.toml", "config.toml"]
     monkeypatch.undo()
     # What is kept is no reason to fail.
     (folder / "checked.json").write_text("{}")
     monkeypatch.setattr(checked_study, "check_grid", count)
-    session.prepare_study(path, folder=folder)
+    checked_study.prepare_study(path, folder=folder)
     assert len(calls) == 3
 
 
@@ -237,10 +237,10 @@ def test_the_check_of_another_study_or_of_other_data_does_not_count(
 
 def test_a_search_is_checked_once_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = write(tmp_path, searching({"trials": 1})), tmp_path / "out"
-    ready = session.prepare_study(path, folder=folder)
+    ready = checked_study.prepare_study(path, folder=folder)
     session.run_study(ready, folder)
     monkeypatch.setattr(checked_study, "check_search", lambda *given: pytest.fail("it is checked again"))
-    again = session.prepare_study(path, folder=folder)
+    again = checked_study.prepare_study(path, folder=folder)
     assert again.grid == ready.grid
     # Nor by a worker.
     work_alone(folder, again.key)
@@ -248,7 +248,7 @@ def test_a_search_is_checked_once_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_windows_has_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = session.prepare_study(write(tmp_path, small(**LEAST)))
+    ready = checked_study.prepare_study(write(tmp_path, small(**LEAST)))
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(InvalidInput, match="workers=2 is not allowed on Windows; expected 1"):
         session.run_study(ready, tmp_path / "out", workers=2)

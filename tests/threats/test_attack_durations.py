@@ -31,7 +31,7 @@ from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
-from splitfed.study.run.progress import Lines, ProgressEvent, Reports, relay_event
+from splitfed.study.run.progress import Lines, ProgressEvent, Watcher
 from splitfed.threats.attack_durations import AttackDuration, plan_attack, work_of
 from splitfed.training.run import Run
 from tests.attacks.examples import lenet_run
@@ -347,11 +347,11 @@ def test_of_several_workers_one_says_it() -> None:
 
     for number in range(2):
         said: list[ProgressEvent] = []
-        worker = Reports(said.append)
+        worker = Watcher(said.append)
         for key in ("a", "a", "b"):
             worker.note_once(key, partial(tell, f"{key} {number}"))
         worker.note("died")
         for event in said:
-            relay_event(event, lines)
+            lines.tell(event)
     assert asked == ["a 0", "b 0", "a 1", "b 1"]
     assert heard.getvalue().splitlines() == ["a 0", "b 0", "died", "died"]

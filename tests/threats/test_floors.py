@@ -27,9 +27,9 @@ from splitfed.cli import main
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
-from splitfed.study.report.document import summarise
 from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS, ORACLES as REPORTED_ORACLES
 from splitfed.study.report.remarks import under_training
+from splitfed.study.report.summary import summarise
 from splitfed.study.results import AttackRecord
 from splitfed.threats import floors
 from splitfed.threats.floors import FLOORS, Floors, compared_floors, floors_above

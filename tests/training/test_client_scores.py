@@ -15,8 +15,8 @@ from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
 from splitfed.study.report.data import Setting, read_study
-from splitfed.study.report.document import summarise
 from splitfed.study.report.figures.rounds import utility_by_round
+from splitfed.study.report.summary import summarise
 from splitfed.study.results import RunResult
 from splitfed.topologies import local
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients

@@ -100,7 +100,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "rows.npy", np.linspace(0, 1, 128, dtype=np.float32).reshape(2, 1, 8, 8))
     assert main(["run", str(path), "--folder", str(folder / "whole")]) == 0
 
-    def stop(self: Lines, done: int, total: int) -> None:
+    def stop(self: Lines, done: int, total: int, epsilon: float | None = None) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:

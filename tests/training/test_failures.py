@@ -20,7 +20,7 @@ import pytest
 from splitfed import cli
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.study.run import failures, session, workers
+from splitfed.study.run import checked_study, failures, session, workers
 from splitfed.study.run.progress import Lines
 from splitfed.training import checkpoint
 from tests.study.examples import small, write
@@ -56,7 +56,7 @@ def test_what_the_machine_refuses_is_one_line_and_the_study_goes_on(
     with monkeypatch.context() as patched:
         done = Lines.round
 
-        def round(self: Lines, number_of: int, total: int) -> None:
+        def round(self: Lines, number_of: int, total: int, epsilon: float | None = None) -> None:
             done(self, number_of, total)
             patched.setattr(checkpoint.os, "fsync", refuse(number))
 
@@ -126,7 +126,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_a_caller_of_workers_is_interrupted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that cannot be started leave the handlers of a Python program as they found them."""
-    ready = session.prepare_study(write(tmp_path, small()))
+    ready = checked_study.prepare_study(write(tmp_path, small()))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(workers.subprocess, "Popen", refuse(errno.EMFILE))
     with pytest.raises(OSError, match="Too many open files"):

@@ -31,14 +31,6 @@ from splitfed.topologies.fusion import Fusion
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
 
 
-class PieceError(InvalidInput):
-    """A piece cannot be made; `path` is its place below the topology's table, such as `bottoms.lab`."""
-
-    def __init__(self, path: str, text: object) -> None:
-        super().__init__(str(text))
-        self.path = path
-
-
 class PiecePlaceholder(nn.Module):
     """Stands for the piece that `table` describes, until the shape of its input is known."""
 
@@ -51,7 +43,7 @@ def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: N
     """Return what `builder` makes of its parameters, tables of pieces replaced by modules initialised from `seed`.
 
     The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
-    `InvalidInput`, for a piece `PieceError`.
+    `InvalidInput`; its `part` is the place of a piece that cannot be made, such as `topology.bottoms.lab`.
     """
     assert builder.factory is not None
     allowed = parameters_of(builder.factory)
@@ -101,6 +93,13 @@ def build_model(
         raise InvalidInput(f"model {label} cannot be built: {reason}") from error
 
 
+def _piece_error(path: str, text: object) -> InvalidInput:
+    """Return the error of the piece at `path` below the topology's table."""
+    error = InvalidInput(str(text))
+    error.part = f"topology.{path}"
+    return error
+
+
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
     """Return `value` with a placeholder for every table of a piece in it."""
     match kind:
@@ -116,7 +115,7 @@ def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) 
         case "roles" if data.features:
             return {role: _placeholder(key, value) for role in data.features}
         case "roles":
-            raise PieceError(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
+            raise _piece_error(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
     return value
 
 
@@ -140,13 +139,13 @@ def _build_piece(
     head = next((h for h in topology.heads if segment.outputs == (h.value,)), None)
     shapes = [tuple(tensor.shape[1:]) for tensor in arriving]
     if len(shapes) > 1 and ":" not in name:
-        raise PieceError(
+        raise _piece_error(
             piece.path, f"model {name} takes one value, not {', '.join(segment.inputs)}: join them by a fusion"
         )
     if head is not None:
         assert head.task is not None
         if width is not None:
-            raise PieceError(
+            raise _piece_error(
                 f"{piece.path}.width", f"{width} is not allowed: the labels say how wide the last piece is"
             )
         width = head.task.outputs or 1
@@ -158,7 +157,7 @@ def _build_piece(
         return build_model(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters, code)
     except InvalidInput as error:
         blamed = [key for key in parameters if str(error).startswith(f"{key}=")]
-        raise PieceError(".".join([piece.path, *blamed[:1]]), error) from error
+        raise _piece_error(".".join([piece.path, *blamed[:1]]), error) from error
 
 
 def _check_width(path: str, name: str, width: int | None, code: NameResolver) -> None:
@@ -168,13 +167,13 @@ def _check_width(path: str, name: str, width: int | None, code: NameResolver) ->
     except (InvalidInput, ValueError, TypeError):
         return  # `build_model` says what is wrong with the name.
     if takes and width is None:
-        raise PieceError(
+        raise _piece_error(
             f"{path}.width", "is missing; expected a whole number, how many values a row the piece returns"
         )
     if width is not None and not takes:
-        raise PieceError(f"{path}.width", f"{width} is not allowed: {name} takes no 'outputs'")
+        raise _piece_error(f"{path}.width", f"{width} is not allowed: {name} takes no 'outputs'")
     if width is not None and width < 1:
-        raise PieceError(f"{path}.width", f"width={width} is not allowed; expected a whole number of at least 1")
+        raise _piece_error(f"{path}.width", f"width={width} is not allowed; expected a whole number of at least 1")
 
 
 def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -196,5 +195,5 @@ def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, 
         )
     other = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
     if other is not None:
-        raise InvalidInput(f"segment {segment.name!r} returned a {other}; expected tensors")
+        raise InvalidInput(f"segment {segment.name!r} returned a value of type {other}; expected tensors")
     return values

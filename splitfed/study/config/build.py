@@ -108,23 +108,20 @@ def topology(cell: RunSpec, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
     Where clients have models of different make it is the first client's. Keys of a secure computation are in no file.
-    Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
+    Raises `InvalidInput`, whose `part` is the place of a piece that cannot be made, `topology.bottoms.lab`.
     """
     if cell.models:
         return first_topology(topologies(cell, data))
-    built = _plain_topology(cell, data)
+    if cell.model is None:
+        built = assemble_topology(cell.topology.part, data, cell.seed, cell.code)
+    else:
+        built = _cut_model(cell, cell.model, data, {})
     return built if cell.computation.secure is None else replace(built, computation=cell.computation.secure)
 
 
 def first_topology(built: Topology | Sequence[Topology]) -> Topology:
     """Return the topology of all clients, or the first client's."""
     return built if isinstance(built, Topology) else built[0]
-
-
-def _plain_topology(cell: RunSpec, data: Dataset) -> Topology:
-    if cell.model is None:
-        return assemble_topology(cell.topology.part, data, cell.seed, cell.code)
-    return _cut_model(cell, cell.model, data, {})
 
 
 def _cut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset, cuts: Mapping[str, Any]) -> Topology:

@@ -87,7 +87,7 @@ class NamedAlgorithm:
             raise InvalidInput(f"{what} cannot be built: {describe_error(error)}") from error
         expected = RETURNS.get(self.kind, object)
         if not isinstance(made, expected):
-            raise InvalidInput(f"{what} returned a {type(made).__name__}; expected a {expected.__name__}")
+            raise InvalidInput(f"{what} returned a value of type {type(made).__name__}; expected a {expected.__name__}")
         return made
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from splitfed.core import digests
 from splitfed.core.errors import (
     InvalidInput,
-    check_count,
     check_counts,
     require_count,
     require_number,
@@ -205,14 +204,6 @@ class PruneTable:
     warmup: int = field(default=1, metadata=require_count("warmup", low=1))
 
 
-def _check_trials(trials: Any) -> None:
-    check_count("trials", trials, low=1, high=LIMIT)
-
-
-def _check_population(population: Any) -> None:
-    check_count("population", population, low=2, high=LIMIT)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchTable:
     """`[search]`: trials in the place of a grid, by a sampler of Optuna, for objectives under constraints.
@@ -222,10 +213,10 @@ class SearchTable:
     """
 
     sampler: Literal["tpe", "nsga2", "nsga3", "random", "grid", "qmc"] = "tpe"
-    trials: int | None = field(default=None, metadata={"check": _check_trials})
+    trials: int | None = field(default=None, metadata=require_count("trials", low=1, high=LIMIT))
     objectives: dict[str, Any] = field(metadata={"check": _check_filled})
     constraints: tuple[str, ...] = ()
-    population: int | None = field(default=None, metadata={"check": _check_population})
+    population: int | None = field(default=None, metadata=require_count("population", low=2, high=LIMIT))
     startup: int | None = field(default=None, metadata=require_count("startup", low=1))
     prune: PruneTable | None = None
     storage: str | None = None

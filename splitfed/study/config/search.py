@@ -24,14 +24,12 @@ from splitfed.study.config.schema import SearchTable
 from splitfed.study.config.search_metrics import MetricReader, SearchConstraint, SearchMetric, SearchObjective
 from splitfed.study.config.search_space import (
     KINDS,
-    Assignment,
     Dimension,
     SearchChoice,
     assigned,
     count_points,
     describe,
     dimensions,
-    list_points,
     list_variations,
     read_space,
 )
@@ -98,10 +96,6 @@ class SearchStudy:
     def space(self) -> dict[str, Dimension]:
         """Everything that varies, by name."""
         return {name: dimension for name, (dimension, _) in dimensions(self.tree).items()}
-
-    def points(self) -> list[Assignment]:
-        """Return every combination of what varies, for a grid."""
-        return list_points(self.tree)
 
     def study_of(self, assignment: Mapping[str, Any]) -> dict[str, Any]:
         """Return the study of one trial, as plain tables without `[search]`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,7 +128,9 @@ class MetricReader:
                     f"{where}.direction" if isinstance(value, Mapping) else where,
                     f"{wrong}; expected 'minimize' or 'maximize'",
                 )
-            if cap is not None and (isinstance(cap, bool) or not isinstance(cap, (int, float)) or not _finite(cap)):
+            if cap is not None and (
+                isinstance(cap, bool) or not isinstance(cap, (int, float)) or not math.isfinite(cap)
+            ):
                 own.add(f"{where}.cap", f"{short_repr(cap)} is not allowed; expected a number")
             metric = MetricReader(own, self.attacks).metric(where, name)
             if metric is not None and metric.without_bound and cap is None and direction in DIRECTIONS:
@@ -170,7 +172,8 @@ class MetricReader:
         if column:
             self.mistakes.add(where, unknown("attack", attack, self.attacks))
             return None
-        self.mistakes.add(where, unknown("metric", name, [*RUN_COLUMNS, *_attack_names(self.attacks)]))
+        known_scores = (f"{key}.{score}" for key, target in self.attacks.items() for score in ATTACK_COLUMNS[target])
+        self.mistakes.add(where, unknown("metric", name, [*RUN_COLUMNS, *known_scores]))
         return None
 
 
@@ -200,17 +203,9 @@ def check_measured(
             mistakes.add(where, f"{metric.column} needs study.target")
 
 
-def _attack_names(attacks: Mapping[str, str]) -> Collection[str]:
-    return [f"{key}.{column}" for key, target in attacks.items() for column in ATTACK_COLUMNS[target]]
-
-
 def _number(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value)

@@ -8,17 +8,14 @@ is held against its field's type and against what the field's metadata require o
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-
 from splitfed.core.annealing import EXAMPLE, Annealing
+from splitfed.core.argument_kinds import WORDS, describe, fits
 from splitfed.core.errors import unknown
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
@@ -33,8 +30,8 @@ TABLES = 1_000
 EXTRA = "extra"
 """Field of a table's class for keys that are none of its own: the parameters of the algorithm that it names."""
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
-_WORDS |= {Annealing: f"a course such as {EXAMPLE}"}
+_COURSE = f"a course such as {EXAMPLE}"
+_WORDS = {**WORDS, bool: "true or false", NoneType: "", object: "", Path: "text", Annealing: _COURSE}
 
 
 @dataclass(frozen=True)
@@ -53,19 +50,15 @@ class Parameter:
 
     def takes(self, value: Any) -> bool:
         """Return whether `value`, as TOML gives it, is of the parameter's type."""
-        adapter = _adapter(self.hint)
-        try:
-            return adapter is None or bool([adapter.validate_json(json.dumps(value), strict=True)])
-        except (ValidationError, TypeError):
-            return False
+        top = (self.hint, *get_args(self.hint))
+        choices = [option for one in top if get_origin(one) is Literal for option in get_args(one)]
+        # `fits` leaves it to a function which names it takes.
+        strange = isinstance(value, str) and choices and value not in choices and str not in top
+        return not strange and (self.takes_course(value) or fits(value, self.hint))
 
-
-@cache
-def _adapter(hint: Any) -> TypeAdapter[Any] | None:
-    try:
-        return TypeAdapter(hint)
-    except PydanticSchemaGenerationError:
-        return None
+    def takes_course(self, value: Any) -> bool:
+        """Return whether `value` is the table of a course, where one may stand for the number."""
+        return isinstance(value, Mapping) and holds_type(self.hint, Annealing)
 
 
 def parameters_of(algorithm: Callable[..., Any], hidden: Collection[str] = ()) -> dict[str, Parameter]:
@@ -112,7 +105,7 @@ def read_parameters(
                 several = lists if isinstance(value, list) or lists.startswith(",") else ""
                 expected = f"expected {describe_type(parameter.hint)}{several}"
                 own.add(place(where, name), f"{short_repr(value)} is not allowed; {expected}")
-            elif parameter.check is not None and not _is_course(parameter, value):
+            elif parameter.check is not None and not parameter.takes_course(value):
                 with own.at(place(where, name)):
                     parameter.check(lists_to_tuples(value))
     return None if own else full
@@ -198,18 +191,8 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def describe_type(hint: Any) -> str:
-    """Return the type `hint` in words."""
-    if hint in _WORDS:
-        return _WORDS[hint]
-    if get_origin(hint) is Literal:
-        return " or ".join(repr(option) for option in get_args(hint))
-    if get_origin(hint) in (tuple, list, Sequence):
-        inner = dict.fromkeys(describe_type(a) for a in get_args(hint) if a is not ...)
-        return f"a list ({', '.join(inner)})"
-    if get_origin(hint) in (dict, Mapping):
-        return f"a table with {describe_type(get_args(hint)[1])} for each key"
-    options = [a for a in get_args(hint) if a in _WORDS or (a is not NoneType and not inspect.isclass(a))]
-    return " or ".join(dict.fromkeys(map(describe_type, options))) or "a value of its type"
+    """Return the type `hint` in words, of what TOML can hold."""
+    return describe(hint, _WORDS) or "another value"
 
 
 def holds_type(hint: Any, kind: type) -> bool:
@@ -245,10 +228,6 @@ def plain(value: Any) -> Any:
 def place(where: str, *parts: str) -> str:
     """Return the place of a key below `where`: `defense[1].alpha`."""
     return ".".join(filter(None, (where, *parts)))
-
-
-def _is_course(parameter: Parameter, value: Any) -> bool:
-    return isinstance(value, Mapping) and holds_type(parameter.hint, Annealing)
 
 
 def _is_plain(value: Any) -> bool:

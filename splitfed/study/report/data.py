@@ -248,6 +248,11 @@ def estimate_scores(scores: Sequence[Score], bounds: tuple[float, float] = UNBOU
     return estimate([one.mean for one in scores], [vars(one) for one in scores], bounds)
 
 
+def call_defense(label: str) -> str:
+    """Return the label of a defense for people: "undefended" for "none", which results and studies have."""
+    return "undefended" if label == NO_DEFENSE else label
+
+
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return key -> the `items` that have it; keys, and the items of each, in the order in which they come."""
     return group_pairs((key(item), item) for item in items)

@@ -18,12 +18,10 @@ from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.page import page_content, reproduction
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.report.search_page import search_content
-from splitfed.study.report.summary import summarise, summary_of
+from splitfed.study.report.summary import summary_of
 from splitfed.study.report.text import format_score, format_utility, name_of, reversal_clause
 from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.training.checkpoint import write_atomic
-
-__all__ = ["summarise", "write_report"]
 
 
 @digests.reads_folder

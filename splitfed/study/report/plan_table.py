@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.registry import EXTENSIONS, resolve
 from splitfed.study.config.run_spec import COMPUTATION, name_clients
+from splitfed.study.report.data import call_defense
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
@@ -75,7 +76,7 @@ def print_plan(plan: Json, console: Console) -> None:
         say(f"\n{HINT}")
     say("\ndefenses (the figures above are without them)")
     for defense in plan["defenses"]:
-        say(f"  {defense['defense']}: {defense['guarantee']}")
+        say(f"  {call_defense(defense['defense'])}: {defense['guarantee']}")
         for run in defense["bytes"]:
             share = run["bytes"] / run["undefended"]
             where = ", ".join(

@@ -12,7 +12,7 @@ from splitfed.core import digests
 from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search import PRICE
 from splitfed.study.config.search_metrics import DIRECTIONS
-from splitfed.study.report.data import Json
+from splitfed.study.report.data import Json, call_defense
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun
 from splitfed.study.trust import is_plain_name
@@ -104,8 +104,8 @@ def metric_label(name: str) -> str:
 def setting_label(record: Mapping[str, Any], several: Mapping[str, bool]) -> str:
     """Name the setting of a trial by what differs among trials (`several`, as `varied_parts` says), defense first."""
     setting = record["setting"] or {}
-    parts = [setting.get(key, "") for key in ("defense", "topology", "schedule", "method", "variant") if several[key]]
-    return "; ".join(filter(None, parts)) or str(setting.get("defense", ""))
+    known = {**setting, "defense": call_defense(setting.get("defense", ""))}
+    return "; ".join(known[key] for key, more in several.items() if more and known.get(key)) or known["defense"]
 
 
 def varied_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, bool]:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.study.config.run_spec import COMPUTATION, format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
-    NO_DEFENSE,
     Json,
     Setting,
     Study,
     as_json,
     bounds_of,
+    call_defense,
     estimate,
     estimate_scores,
     group_by,
@@ -27,8 +28,7 @@ from splitfed.study.report.data import (
     score,
     utility_of,
 )
-from splitfed.study.report.information import information_of
-from splitfed.study.report.metrics import AMOUNT, CLONES, METRICS, SHARE, TARGETS
+from splitfed.study.report.metrics import AMOUNT, CLONES, FLOORS, METRICS, SHARE, TARGETS, UNBOUNDED
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
@@ -263,20 +263,20 @@ _LABEL = re.compile(r"(\w+)\((.*)\)")
 
 
 def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]:
-    """Return label -> short name, all different; `noise(scale=0.5, relative=true)` may become `noise(scale=0.5)`.
+    """Return label -> short name, all different; `noise(scale=0.5, kind=gaussian)` may become `noise(scale=0.5)`.
 
-    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
-    label of its name keeps its parameters if `alone`.
+    A parameter that has the same value in all labels of the same name is left out, unless it is true or false: a switch
+    changes what the other parameters mean. "none" is "undefended". The only label of its name keeps all its parameters
+    if `alone`.
     """
     names: dict[str, str] = {}
     for name, members in group_by(dict.fromkeys(labels), lambda label: _LABEL.sub(r"\1", label)).items():
+        name = call_defense(name)
         parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
         shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
         for label, own in zip(members, parameters, strict=True):
-            telling = ", ".join(p for p in own if p not in shared)
+            telling = ", ".join(p for p in own if p not in shared or p.endswith(("=true", "=false")))
             names[label] = f"{name}({telling})" if telling else name
-    if NO_DEFENSE in names:
-        names[NO_DEFENSE] = "undefended"
     return names if len(set(names.values())) == len(names) else {label: label for label in names}
 
 
@@ -322,3 +322,54 @@ def _mean_scores(further: Sequence[Mapping[str, Any]], bounds: tuple[float, floa
     names = dict.fromkeys(name for one in further for name in one)
     each = {name: [(one.get(name) or {}).get("mean") for one in further] for name in names}
     return {name: as_json(estimate(values, bounds=bounds)) for name, values in each.items()}
+
+
+INFORMATION = ("dfil", "least_mse", "mutual_lower", "mutual_upper", "usable", "invertibility", "cka")
+"""Measures, in the order of the table."""
+INFORMATION_BOUNDS = {"invertibility": (-float("inf"), 1.0), "cka": (-1.0, 1.0), "dfil": AMOUNT, "least_mse": AMOUNT}
+
+
+def information_of(runs: Sequence[RunResult]) -> dict[str, Any] | None:
+    """Return measure -> estimate over `runs`, which differ in their seed alone; None where no run was measured.
+
+    With them `best_mse`, the least error of the attacks on inputs in each run, `floor_mse`, that of the floors beside
+    them where it is less, and whether one of them is below `least_mse`, `beaten`, as it may be where rows are not as
+    the bound has assumed; `why` there is no bound; `empty`: whether dFIL
+    alone bounds nothing; and the largest `p_value` of the CKA.
+    """
+    known = [run.information for run in runs if run.information]
+    if not known:
+        return None
+    values = group_pairs((key, one[key]) for one in known for key in INFORMATION if one.get(key) is not None)
+    found: dict[str, Any] = {
+        key: as_json(estimate(values.get(key, []), bounds=INFORMATION_BOUNDS.get(key, UNBOUNDED)))
+        for key in INFORMATION
+    }
+    best, floor = (as_json(estimate(_least_errors(runs, who), bounds=AMOUNT)) for who in (("attack",), tuple(FLOORS)))
+    least = [one["mean"] for one in (best, floor) if one is not None]
+    p_values = [one["cka_p_value"] for one in known if one.get("cka_p_value") is not None]
+    return {
+        **found,
+        "best_mse": best,
+        "floor_mse": floor if floor is not None and best is not None and floor["mean"] < best["mean"] else None,
+        "beaten": bool(least) and found["least_mse"] is not None and min(least) < found["least_mse"]["mean"],
+        "p_value": max(p_values, default=None),
+        "saturated": any(one.get("saturated") for one in known),
+        "empty": any(one.get("empty") for one in known),
+        "why": next((one["why"] for one in known if one.get("why")), ""),
+    }
+
+
+def _least_errors(runs: Sequence[RunResult], who: Sequence[str]) -> list[float]:
+    """Return the least mean squared error of `who` among the attacks on inputs, of each run that has one."""
+    reached = [
+        [
+            score.mean
+            for attack in run.attacks
+            if attack.target == "inputs"
+            for one in who
+            if (score := attack.scores.get("mse", {}).get(one)) and score.mean is not None
+        ]
+        for run in runs
+    ]
+    return [min(errors) for errors in reached if errors]

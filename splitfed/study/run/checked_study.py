@@ -11,13 +11,12 @@ from typing import Any
 from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
-from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes, in_file_order, place_of, remove_key
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import Assignment
 from splitfed.study.config.table_check import check_tables
-from splitfed.study.run.preflight import check_grid
+from splitfed.study.run.preflight import check_grid, name_auto_cuts
 from splitfed.study.run.search_check import check_search
 from splitfed.study.trust import code_of, is_results, key_of, recall
 

@@ -22,11 +22,11 @@ from splitfed.study.config import build
 from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.report.units import count_noun, format_seconds
 from splitfed.study.results import RunResult, read_result
+from splitfed.study.run.checked_study import CheckedStudy
 from splitfed.study.run.preflight import build_untrained_run
 from splitfed.study.run.runner import Json
 from splitfed.study.run.search import read_record
 from splitfed.study.run.search_plan import measure_training
-from splitfed.study.run.session import CheckedStudy
 from splitfed.study.run.store import StudyFolder
 from splitfed.training.folder import RunFolder
 

@@ -16,6 +16,7 @@ from splitfed.data import arrays
 from splitfed.data.conversion import as_tensor, as_type
 from splitfed.data.features import Feature
 from splitfed.data.from_python import RowType
+from splitfed.study.report.units import count_noun
 
 KINDS = (".npy", ".npz", ".csv")
 
@@ -158,13 +159,13 @@ def _read_csv(
     names = [name for name in names for _ in texts.get(name, [name])]
     if sorted(names) != sorted(columns):
         unlike = next(name for name in (*names, *columns) if names.count(name) != columns.count(name))
-        often = f"{unlike!r} stands {names.count(unlike)} times in it and {columns.count(unlike)} in these"
-        as_it_is = "stands as it is, or " if categories else ""
+        has, wanted = (count_noun(found.count(unlike), "column") for found in (names, columns))
+        shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
+        either = " either as it is, or" if categories else ""
         raise InvalidInput(
-            f"{str(path)!r} has another header than the run's data ({often}); expected "
-            f"{', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''} in any order, or no header; a column of "
-            f"text {as_it_is}is a column of 0 and 1 for each of its values, sorted, "
-            "all of its name"
+            f"{str(path)!r} has another header than the run's data: it has {has} called {unlike!r}, and the run's "
+            f"data have {wanted}; expected the columns {shown} in any order, or no header. A column of text is given"
+            f"{either} as a column of 0 and 1 for each of its values, sorted, all under its name"
         )
     # Columns of one name, which a column of text becomes, come in their own order.
     places = {name: [i for i, one in enumerate(names) if one == name] for name in names}

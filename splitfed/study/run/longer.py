@@ -22,12 +22,11 @@ from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
 from splitfed.study.results import LABELS, RunResult, read_result, result_from_json, write_result
-from splitfed.study.run import session
 from splitfed.study.run.progress import Lines, open_watcher
-from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
+from splitfed.study.run.reattack import load_finished_run, open_cell, rewrite_results_table
 from splitfed.study.run.runner import run_cell, train_cell, with_rounds
 from splitfed.study.run.store import StudyFolder, hold_run, study_of
-from splitfed.study.trust import MARK, check_links, code_of, read_own_files, write_mark
+from splitfed.study.trust import MARK, check_links, read_own_files, write_mark
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import RunFolder
 
@@ -45,7 +44,9 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> RunResult
         started = _read_interrupted(folder, rounds)
         # What is trusted for one call is not the user's own for ever.
         own = (folder / "config.toml").is_file() and read_own_files(folder) is not None
-        previous, cell, data = _begin(folder, rounds, trust) if started is None else (started, *_open(folder, trust))
+        previous, cell, data = (
+            _begin(folder, rounds, trust) if started is None else (started, *open_cell(folder, trust))
+        )
         with open_watcher(1, 0) as workers:
             watcher = workers.worker(0)
             watcher.start(folder.resolve().name)
@@ -108,13 +109,6 @@ def _read_interrupted(folder: Path, rounds: int) -> RunResult | None:
     if asked != rounds:
         raise InvalidInput(f"{str(folder)!r} was being continued by {asked} rounds: finish that by --rounds {asked}")
     return previous
-
-
-def _open(folder: Path, trust: bool) -> tuple[RunSpec, Dataset]:
-    """Return the run whose configuration is in `folder`, with the rounds it is to have, and its data."""
-    raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
-    return grid.cells[0], data
 
 
 @contextmanager

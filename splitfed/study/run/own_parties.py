@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,13 +41,6 @@ _ROWS, _SCALES = 16, (1.0, 0.1, 10.0, 1e3)
 _OTHERS = (0, 1, 24, 4, 24)
 _LEAST, _MOST, _NUMBERS = 2, 32, 2**21
 _CHANCE = 1e-5
-
-
-class Loudest(NamedTuple):
-    """The largest `distance` of two batches, in deviations of the noise; of how many `pairs`."""
-
-    distance: float
-    pairs: int
 
 
 @contextmanager
@@ -99,11 +91,14 @@ class OwnSteps:
         self._drawn = any(map(_draws_by_batch, parties.values()))
         self.replaced = replaced or self._drawn
 
-    def loudest(self, times: int) -> Loudest:
-        """Return how far apart `times` steps in a row, one or ten, of two neighbours are at most."""
+    def loudest(self, times: int) -> tuple[float, int]:
+        """Return how far apart `times` steps in a row, one or ten, of neighbours are at most, and of how many pairs.
+
+        The distance is in deviations of the noise.
+        """
         scales = self._scales[times]
         squares = [sum((times * d / s) ** 2 for d, s in zip(pair, scales, strict=True)) for pair in self._moved]
-        return Loudest(math.sqrt(max(squares)), len(squares))
+        return math.sqrt(max(squares)), len(squares)
 
     @cached_property
     def _moved(self) -> list[list[float]]:

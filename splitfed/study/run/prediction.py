@@ -54,7 +54,8 @@ def predict(
     check_kind(rows)
     for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
-    run, source = _rebuild_run(folder, trust)
+    _, cell, data = load_finished_run(folder, trust=trust)
+    run, source = train_cell(cell, data, folder, Lines(1)), cell.config["data"]
     _check_standardized(standardized, bool(source.get("standardize", False)))
     table = source if source["name"] in ("csv", "parquet") else {}
     known = run.data.victims
@@ -148,12 +149,6 @@ def format_prediction(prediction: Json) -> str:
     if prediction["view_output"] is not None:
         lines.append(f"view: {prediction['view_output']}")
     return "\n".join(lines)
-
-
-def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, Mapping[str, Any]]:
-    """Return the finished run in `folder`, as its newest checkpoint has it, and the table of its data."""
-    _, cell, data = load_finished_run(folder, trust=trust)
-    return train_cell(cell, data, folder, Lines(1)), cell.config["data"]
 
 
 def _check_standardized(given: bool, wanted: bool) -> None:

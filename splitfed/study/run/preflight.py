@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from splitfed.attacks.base import Phase, Target
 from splitfed.core.errors import InvalidInput, about, check_count, check_number
@@ -16,16 +16,16 @@ from splitfed.engines.base import FED
 from splitfed.federated.base import Method
 from splitfed.planning.validation import assemble, complete
 from splitfed.study.config import build
-from splitfed.study.config.assembly import PieceError
-from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.run_spec import AttackSetting, RunSpec, TrainingPlan
+from splitfed.study.config.run_spec import AttackSetting, NamedAlgorithm, RunSpec, TrainingPlan, format_value
+from splitfed.study.config.schema import CUT_KEYS
 from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
 from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, PseudoVictims, check_tunable
+from splitfed.topologies.auto_cuts import AUTO
 from splitfed.training.entry_point import engine_of
 from splitfed.training.run import Run
 from splitfed.training.run_plan import RunPlan
@@ -104,6 +104,36 @@ def _name_cuts(mistakes: Mistakes, notes: Mapping[str, Mistakes], grid: Grid, da
     return replace(grid, cells=tuple(named[cell.id] for cell in grid.cells))
 
 
+def name_auto_cuts(mistakes: Mistakes, grid: Grid, data: Dataset) -> Grid:
+    """Return `grid` with names in place of "auto" in every run; a model without such a place is noted as a mistake."""
+    chosen: dict[str, tuple[NamedAlgorithm, str]] = {}
+    cells = []
+    for cell in grid.cells:
+        label, builder = cell.topology.label, cell.topology.part
+        if label not in chosen:
+            chosen[label] = builder, cell.cut_choice
+            if (key := next((key for key in CUT_KEYS if builder.parameters.get(key) == AUTO), None)) is not None:
+                try:
+                    chosen[label] = _with_names(cell, key, data)
+                except InvalidInput as error:
+                    mistakes.add(_place_of(cell, error), error)
+        builder, why = chosen[label]
+        cells.append(replace(cell, topology=replace(cell.topology, parts=(builder,)), cut_choice=why))
+    return replace(grid, cells=tuple(cells))
+
+
+def _with_names(cell: RunSpec, key: str, data: Dataset) -> tuple[NamedAlgorithm, str]:
+    """Return the builder of `cell` with the names that it has chosen for its parameter `key`, and why it has."""
+    builder, built = cell.topology.part, build.topology(cell, data)
+    original = built.segments[0].original
+    if original is None or not built.cut_choice:
+        return builder, cell.cut_choice
+    names: Any = original.cuts[0] if key == "cut" else list(original.cuts)
+    parameters = {**builder.parameters, key: names}
+    told = {**builder.label_values, key: f"{AUTO}: {format_value(names)}"}
+    return replace(builder, parameters=parameters, label_values=told), built.cut_choice
+
+
 def _share(blamed: Mistakes, own: Mistakes) -> None:
     """Note for one run what was found wrong with another that has the same."""
     if blamed is not own:
@@ -140,8 +170,6 @@ def _assemble_cell(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilde
             method = build.method(cell, builder.data)
         split = builder.federation(cell)
         topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.example_passes)
-    except PieceError as error:
-        mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
     else:
@@ -178,6 +206,8 @@ def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
 
 def _place_of(cell: RunSpec, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
+    if error.part.startswith("topology."):
+        return f"{cell.topology.where}.{error.part.removeprefix('topology.')}"
     places = {
         **dict.fromkeys(("topology", ""), cell.topology.where),
         "schedule": cell.schedule.where,

@@ -17,39 +17,70 @@ from rich.table import Column, Table
 from rich.text import Text
 
 ProgressEvent = Mapping[str, Any]
-"""What has happened, under "event" the name of a method of `Watcher`, and its arguments."""
+"""What has happened, under "event" the name of a method of `Watcher`, and its arguments: plain values."""
 
 
 class Watcher:
-    """Contract: receives the progress of a study's runs; what is not overridden is not shown."""
+    """Contract: `tell` receives every event of a study's runs; each other method words one, and hands it to `tell`.
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
+    `tell`: given, it receives the events in place of the method, say to send them to another process.
+    """
+
+    def __init__(self, tell: Callable[[ProgressEvent], None] | None = None) -> None:
+        self._told: set[str] = set()
+        self.tell = tell or self.show_event
+
+    def show_event(self, event: ProgressEvent) -> None:
+        """Show an event; by default nothing is shown."""
 
     def start(self, run: str) -> None:
         """Report that the run called `run` begins or is resumed."""
+        self.tell({"event": "start", "run": run})
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Report that `done` of `total` rounds are trained; `epsilon`: privacy cost so far, None without a claim."""
+        self.tell({"event": "round", "done": done, "total": total, "epsilon": epsilon})
 
     def attack(self, name: str, done: int, total: int) -> None:
         """Report that `done` of `total` steps of the attack `name` are done."""
+        self.tell({"event": "attack", "name": name, "done": done, "total": total})
 
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Report that `run` has ended; `line`: its result or failure, for people."""
+    def finish(self, line: str, failed: bool = False) -> None:
+        """Report that a run has ended; `line`: its result or failure, for people."""
+        self.tell({"event": "finish", "line": line, "failed": failed})
 
     def note(self, line: str) -> None:
         """Report what is to be known beside results, such as that a worker has died."""
+        self.tell({"event": "note", "line": line, "key": None})
 
     def note_once(self, key: str, make: Callable[[], str]) -> None:
         """Report the line that `make` returns, which is not asked again for a `key` that was reported already."""
-        if key not in self._said:
-            self._said.add(key)
-            self.note(make())
+        if key not in self._told:
+            self._told.add(key)
+            self.tell({"event": "note", "line": make(), "key": key})
 
 
 class StudyWatcher(Watcher):
-    """Contract: the same of several workers: what one of them is at is reported to `worker(number)`."""
+    """Contract: the same of `total` runs by several workers, of which `finished` are over; `show_line` shows a line."""
+
+    def __init__(self, total: int, finished: int = 0) -> None:
+        super().__init__()
+        self._total, self._done, self._failed = total, finished, 0
+        self._shown: set[str | None] = set()
+
+    def show_event(self, event: ProgressEvent) -> None:
+        """Count runs that have ended, and show lines; of notes with one key the first."""
+        match event:
+            case {"event": "finish"}:
+                self._done += 1
+                self._failed += event.get("failed", False)
+                self.show_line(event["line"], self._done)
+            case {"event": "note", "key": key} if key not in self._shown:
+                self._shown |= {key} - {None}
+                self.show_line(event["line"])
+
+    def show_line(self, line: str, number: int | None = None) -> None:
+        """Show a line, that of the end of the run with this `number` or a note."""
 
     def worker(self, number: int) -> Watcher:
         """Return what receives the progress of the worker with this number, from 0: itself, where all are alike."""
@@ -63,17 +94,13 @@ class Lines(StudyWatcher):
     """One line a run, for logs and pipes."""
 
     def __init__(self, total: int, finished: int = 0, file: TextIO | None = None) -> None:
-        super().__init__()
-        self._total, self._done, self._file = total, finished, file
+        super().__init__(total, finished)
+        self._file = file
 
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Say how the run ended."""
-        self._done += 1
-        self.note(f"[{self._done}/{self._total}] {line}")
-
-    def note(self, line: str) -> None:
-        """Say it."""
-        print(_printable(line), file=self._file or sys.stderr, flush=True)
+    def show_line(self, line: str, number: int | None = None) -> None:
+        """Print it, with its number in front where a run has ended."""
+        count = "" if number is None else f"[{number}/{self._total}] "
+        print(_printable(count + line), file=self._file or sys.stderr, flush=True)
 
 
 @dataclass
@@ -111,34 +138,22 @@ class WorkerRow(Watcher):
         self.epsilon: float | None = None
         self.rounds = self.steps = Pace(clock())
 
-    def start(self, run: str) -> None:
-        """Show which run it is."""
-        self.run, self.attacked, self.epsilon = run, "", None
-        self.rounds = Pace(self._clock())
-
-    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Show how many rounds there are."""
-        self.attacked, self.epsilon = "", epsilon
-        self.rounds.move(done, total, self._clock())
-
-    def attack(self, name: str, done: int, total: int) -> None:
-        """Show how far the attack is."""
-        if name != self.attacked or done == 0:
-            self.attacked, self.steps = name, Pace(self._clock())
-        self.steps.move(done, total, self._clock())
-
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Leave the line of the run above the table."""
-        self.run = self.attacked = ""
-        self._table.finish(run, line, failed)
-
-    def note(self, line: str) -> None:
-        """Leave the line above the table."""
-        self._table.note(line)
-
-    def note_once(self, key: str, make: Callable[[], str]) -> None:
-        """Leave the line above the table, the first time."""
-        self._table.note_once(key, make)
+    def show_event(self, event: ProgressEvent) -> None:
+        """Show how far the run is; leave lines above the table."""
+        now = self._clock()
+        match event:
+            case {"event": "start", "run": run}:
+                self.run, self.attacked, self.epsilon, self.rounds = run, "", None, Pace(now)
+            case {"event": "round", "done": done, "total": total}:
+                self.attacked, self.epsilon = "", event.get("epsilon")
+                self.rounds.move(done, total, now)
+            case {"event": "attack", "name": name, "done": done, "total": total}:
+                if name != self.attacked or done == 0:
+                    self.attacked, self.steps = name, Pace(now)
+                self.steps.move(done, total, now)
+            case _:
+                self.run = self.run if event["event"] == "note" else ""
+                self._table.tell(event)
 
     def cells(self, now: float) -> list[str]:
         """Return what stands in its row."""
@@ -157,8 +172,7 @@ class LiveTable(StudyWatcher):
     def __init__(
         self, total: int, finished: int, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__()
-        self._total, self._done, self._failed = total, finished, 0
+        super().__init__(total, finished)
         self._clock, self._console, self._lock = clock, console, threading.Lock()
         self._pace = Pace(clock(), finished, finished, total, clock())
         self._rows: dict[int, WorkerRow] = {}
@@ -173,16 +187,11 @@ class LiveTable(StudyWatcher):
         with self._lock:
             self._rows.pop(number, None)
 
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Leave the line of the run above the table."""
-        with self._lock:
-            self._done += 1
-            self._failed += failed
-            self._pace.done, self._pace.last = self._done, self._clock()
-        self.note(line)
-
-    def note(self, line: str) -> None:
-        """Leave a line above the table."""
+    def show_line(self, line: str, number: int | None = None) -> None:
+        """Leave a line above the table, and the pace of runs where one has ended."""
+        if number is not None:
+            with self._lock:
+                self._pace.done, self._pace.last = number, self._clock()
         self._console.print(_printable(line), highlight=False, markup=False)
 
     def __rich__(self) -> Group:
@@ -202,51 +211,6 @@ class LiveTable(StudyWatcher):
             failed = f", {self._failed} failed" if self._failed else ""
             rest = "" if left is None or self._done == self._total else f", about {_format_left(left)} left"
             return Group(table, Text(f"{self._done} of {self._total} done{failed}{rest}"))
-
-
-class Reports(Watcher):
-    """Hands every event to `tell` as plain values, for another process, where `relay_event` reads it."""
-
-    def __init__(self, tell: Callable[[ProgressEvent], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def start(self, run: str) -> None:
-        """Report that the run named `run` begins."""
-        self._say(event="start", run=run)
-
-    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Report that `done` of `total` rounds are trained, and the epsilon spent by then, if there is a claim."""
-        self._say(event="round", done=done, total=total, **({} if epsilon is None else {"epsilon": epsilon}))
-
-    def attack(self, name: str, done: int, total: int) -> None:
-        """Report that `done` of `total` steps of the attack `name` are over."""
-        self._say(event="attack", name=name, done=done, total=total)
-
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Report that a run is over, with the `line` to print."""
-        self._say(event="finish", run=run, line=line, **({"failed": True} if failed else {}))
-
-    def note(self, line: str) -> None:
-        """Report a line to print."""
-        self._say(event="note", line=line)
-
-    def note_once(self, key: str, make: Callable[[], str]) -> None:
-        """Report a line to print, the first time here; who hears several processes prints one of them."""
-        if key not in self._said:
-            self._said.add(key)
-            self._say(event="note_once", key=key, line=make())
-
-    def _say(self, **event: Any) -> None:
-        self._tell(event)
-
-
-def relay_event(event: ProgressEvent, watcher: Watcher) -> None:
-    """Tell `watcher` an event of `Reports`."""
-    if event["event"] == "note_once":
-        watcher.note_once(event["key"], lambda: str(event["line"]))
-    else:
-        getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
 
 
 @contextmanager

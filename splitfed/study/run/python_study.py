@@ -121,7 +121,7 @@ class PreparedStudy:
 
     def __repr__(self) -> str:
         """Tell in a line what it is called and how many runs or trials it has."""
-        size = _count(len(self.runs)) if self.trials is None else count_noun(self.trials, "trial")
+        size = count_noun(len(self.runs), "run") if self.trials is None else count_noun(self.trials, "trial")
         return f"PreparedStudy({self.name}, {size})"
 
     def _repr_html_(self) -> str:
@@ -219,7 +219,7 @@ class StudyResults:
     def __repr__(self) -> str:
         """Tell in a line where it is and how many runs have ended."""
         lost = f", {len(failed)} failed" if (failed := self.failed) else ""
-        return f"StudyResults({str(self.folder)!r}, {_count(len(self.runs))}{lost})"
+        return f"StudyResults({str(self.folder)!r}, {count_noun(len(self.runs), 'run')}{lost})"
 
     @digests.reads_folder
     def _repr_html_(self) -> str:
@@ -295,7 +295,3 @@ def _first_score(scores: Mapping[str, Mapping[str, float]]) -> str | None:
     """Return the attack's own mean in its first metric, for people."""
     found = next(((metric, by["attack"]) for metric, by in scores.items() if "attack" in by), None)
     return None if found is None else f"{found[0]} {found[1]:.3g}"
-
-
-def _count(runs: int) -> str:
-    return f"{runs} run{'' if runs == 1 else 's'}"

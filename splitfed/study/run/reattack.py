@@ -18,7 +18,7 @@ from splitfed.study.config.run_spec import RunSpec, slug
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.values import read_table
 from splitfed.study.results import AttackRecord, RunResult, read_result, write_result
-from splitfed.study.run import session
+from splitfed.study.run import checked_study
 from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import run_attack, train_cell
@@ -127,9 +127,14 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[RunResult, 
     if newest_round(folder / "checkpoints") + 1 < known.rounds:
         # It would be trained again, without a word and into the folder.
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint of its last round any more; run its study again")
+    return known, *open_cell(folder, trust)
+
+
+def open_cell(folder: Path, trust: bool) -> tuple[RunSpec, Dataset]:
+    """Return the run whose configuration is in `folder`, with all rounds that it is to have, and its data."""
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
-    return known, grid.cells[0], data
+    grid, data = checked_study.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    return grid.cells[0], data
 
 
 @digests.reads_folder

@@ -48,7 +48,7 @@ def score_victims(folder: Path, entry: AttackRecord) -> RowScores:
     if prediction is None:
         raise digests.Damaged(path, digests.REMEASURE, "it holds no prediction")
     kept = {name: by["attack"].mean for name, by in entry.scores.items() if "attack" in by}
-    found = _SCORERS.get(entry.target, _score_none)(truth, prediction, kept)
+    found = _SCORERS[entry.target](truth, prediction, kept) if entry.target in _SCORERS else {}
     same = {name: rows for name, rows in found.items() if (mean := kept.get(name)) is not None and _agrees(rows, mean)}
     return RowScores(truth, same)
 
@@ -129,10 +129,6 @@ def _score_labels(truth: Tensor, prediction: Tensor, kept: Mapping[str, Any]) ->
 
 def _score_tokens(truth: Tensor, prediction: Tensor, kept: Mapping[str, Any]) -> dict[str, Tensor]:
     return {"token_accuracy": (truth == prediction).flatten(1).double().mean(1)}
-
-
-def _score_none(truth: Tensor, prediction: Tensor, kept: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {}
 
 
 _SCORERS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], dict[str, Tensor]]] = {

@@ -17,27 +17,39 @@ from splitfed.study.results import RunResult
 from splitfed.study.run import session, terminal_table
 from splitfed.study.run.checked_study import CheckedStudy
 from splitfed.study.run.dry_run import list_runs, print_runs
-from splitfed.study.run.request import RunRequest
 from splitfed.study.run.terminal_messages import others_print_aside
 
 SHOWN = 20
 """Refused runs that are printed; the report has all."""
 
 
-def run_command(request: RunRequest, ready: CheckedStudy, home: Path) -> bool:
-    """Do what is asked in `home` and print it; return whether every run has ended, and not all in their own failure."""
-    if request.dry_run:
+def run_command(
+    ready: CheckedStudy,
+    home: Path,
+    *,
+    resume: bool = False,
+    workers: int = 1,
+    as_json: bool = False,
+    trust: bool = False,
+    dry_run: bool = False,
+) -> bool:
+    """Do the runs of `ready` in the folder `home` and print their results.
+
+    `dry_run`: the runs are listed, and nothing is written. Returns whether every run has ended, and not all of them in
+    a failure of their own.
+    """
+    if dry_run:
         with others_print_aside():
-            session.check_folder(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
-            listed = list_runs(ready, home, request.workers)
-        if request.as_json:
+            session.check_folder(ready, home, resume=resume, workers=workers, trust=trust)
+            listed = list_runs(ready, home, workers)
+        if as_json:
             _print(json.dumps(listed))
         else:
             print_runs(listed, _console())
         return True
     with others_print_aside():
-        results = session.run_study(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
-    _print_results(results, home, request.as_json, request.trust)
+        results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
+    _print_results(results, home, as_json, trust)
     outcome = read_search_outcome(home)
     wanted = len(ready.grid.cells) if ready.search is None else ready.search.trials
     if results and all(found.failed is not None for found in results):

@@ -59,7 +59,6 @@ from splitfed.study.results import (
     to_json,
     write_result,
 )
-from splitfed.study.run.key_folders import with_key_folder
 from splitfed.study.run.measured_releases import measure_dependence, measure_information
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
@@ -168,8 +167,7 @@ def train_cell(
         callbacks = deciding(callbacks)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
-        epsilon = metrics.get("epsilon")
-        watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
+        watcher.round(done, total, metrics.get("epsilon"))
         if judge is not None:
             judge(done, total)
 
@@ -177,7 +175,7 @@ def train_cell(
         # Plan and report say it once of all runs.
         warnings.simplefilter("ignore", EqualNoise)
         return train(
-            built if cell.models else with_key_folder(topology, cell, folder),
+            built if cell.models else _with_key_folder(topology, cell, folder),
             builder.federation(cell),
             schedule=schedule,
             defenses=build.defenses(cell),
@@ -192,6 +190,15 @@ def train_cell(
             evaluation=evaluation_of(plan, names),
             logging=Logging(folder, True, names.recording(plan.record), progress=progress, callbacks=callbacks),
         )
+
+
+def _with_key_folder(topology: Topology, cell: RunSpec, folder: Path) -> Topology:
+    """Return the topology of the run `cell` in `folder` with the place of its keys, where it keeps them in files."""
+    if topology.computation is None or cell.computation.key_folder is None:
+        return topology
+    # By its folder, since a run that is opened again has its own configuration, in which it may have another name.
+    own = Path(cell.computation.key_folder) / folder.resolve().name
+    return replace(topology, computation=topology.computation.with_key_folder(own))
 
 
 def run_attack(run: Run, setting: AttackSetting, folder: Path, watcher: Watcher) -> AttackRecord:

@@ -19,16 +19,17 @@ from splitfed.data.dataset import Dataset
 from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.schema import PruneTable
 from splitfed.study.config.search import SearchStudy
+from splitfed.study.config.search_metrics import SearchMetric
 from splitfed.study.config.search_space import describe
-from splitfed.study.report.data import Json, scored_utility
+from splitfed.study.report.data import Json, bounds_of, estimate, scored_utility
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.search_data import ADVICE, read_search_outcome, read_trials
 from splitfed.study.results import RunResult, write_result
 from splitfed.study.run.progress import Watcher
-from splitfed.study.run.results_csv import promised_epsilon, write_trials_table
+from splitfed.study.run.results_csv import promised_epsilon, table_rows, write_trials_table
 from splitfed.study.run.runner import identity_of, run_cell
 from splitfed.study.run.search_check import check_setting
 from splitfed.study.run.search_queue import DrawnTrial, SearchQueue
-from splitfed.study.run.search_values import MissingMetric, measure_metric
 from splitfed.study.run.store import StudyFolder, hold_run
 from splitfed.study.run.workers import Job
 from splitfed.training.checkpoint import write_atomic
@@ -37,6 +38,10 @@ from splitfed.training.folder import RunFolder
 
 class HopelessRun(SplitfedError):
     """A run was ended early, for runs before it did better by the same round."""
+
+
+class MissingMetric(SplitfedError):
+    """A finished run has no number where the search needs one."""
 
 
 class SearchWork:
@@ -88,8 +93,7 @@ def do_trial(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTrial
     if record is None:
         record = blank_record(search, drawn) | _carry_out(search, data, folder, drawn, watcher)
         write_record(folder, record)
-    failed = {"failed": True} if record["state"] == "failed" else {}
-    watcher.finish(f"trial {drawn.number}", format_record(record), **failed)
+    watcher.finish(format_record(record), record["state"] == "failed")
     return record
 
 
@@ -180,6 +184,44 @@ def _judge(search: SearchStudy, results: Sequence[RunResult]) -> Json:
         "promised": any(found.ledger is not None for found in results),
         "spent": _sum_epsilons(results),
     }
+
+
+def measure_metric(results: Sequence[RunResult], metric: SearchMetric) -> Json:
+    """Return mean, interval and count of `metric` over the `results` of a trial; no mean: there is no bound.
+
+    Of epsilon it is the largest over the seeds, not the mean. Runs that an attack hijacked count for that attack alone.
+    Raises `MissingMetric`.
+    """
+    if metric.attack is None:
+        honest = [one for one in results if not one.training_attack] or results
+        rows = [next(table_rows(one)) for one in honest]
+        bounds = bounds_of(honest) if metric.column.startswith("utility") else (-math.inf, math.inf)
+        over = "rows"
+    else:
+        rows = [row for one in results for row in table_rows(one) if row.get("attack") == metric.attack]
+        bounds, over = METRICS[metric.column].bounds, "victims"
+    if metric.without_bound:
+        values = [row.get(metric.column) for row in rows]
+        known = [float(value) for value in values if value is not None]
+        largest = max(known) if len(known) == len(values) else None
+        return {"mean": largest, "low": None, "high": None, "n": len(values), "over": "nothing"}
+    numbers, own = [], []
+    for row in rows:
+        value = row.get(metric.column)
+        if value is None or not math.isfinite(value):
+            there = ", ".join(key for key, one in row.items() if isinstance(one, (int, float)))
+            raise MissingMetric(f"run {row['run']} has no {metric.name}; it has {there}")
+        own.append({side: row.get(f"{metric.column}_{side}") for side in ("low", "high")})
+        numbers.append(float(value))
+    if not numbers:
+        raise MissingMetric(f"no run was attacked by {metric.attack}")
+    centre = None if metric.attack is None else METRICS[metric.column].centre
+    if centre is not None:
+        numbers = [METRICS[metric.column].leak(value) for value in numbers]
+    # The interval of one score turned over is not that of the score.
+    found = estimate(numbers, own if centre is None else (), bounds, over)
+    assert found is not None
+    return {key: getattr(found, key) for key in ("mean", "low", "high", "n", "over")}
 
 
 def judge_metrics(search: SearchStudy, metrics: Mapping[str, Json]) -> Json:

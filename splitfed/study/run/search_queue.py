@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
-from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, resolve
+from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, list_points, resolve
 from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
 from splitfed.study.run.trials import LOCKED_SECONDS, detect_damage, open_database
 from splitfed.training.checkpoint import write_atomic
@@ -190,7 +190,7 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
     """
     assert search.table.sampler in FIXED
     if search.table.sampler == "grid":
-        return search.points()
+        return list_points(search.tree)
     wanted = {name: distribution_of(dimension) for name, dimension in search.space.items()}
     seed = derive(search.seed, "search") % 2**32
     with _quiet():

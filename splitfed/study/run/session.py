@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,18 +14,12 @@ from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.results import RunResult, read_result
 from splitfed.study.run import failures
-from splitfed.study.run.checked_study import (
-    CheckedStudy as CheckedStudy,
-    check_raw,
-    check_study as check_study,
-    prepare_study as prepare_study,
-    read_study_file as read_study_file,
-)
-from splitfed.study.run.key_folders import check_keys
+from splitfed.study.run.checked_study import CheckedStudy, check_raw
 from splitfed.study.run.progress import Watcher, open_watcher
 from splitfed.study.run.runner import run_cell
 from splitfed.study.run.search import SearchWork
@@ -109,8 +103,7 @@ class GridWork:
         watcher.start(job.name)
         with hold_run(folder):  # who attacks it waits for its end
             result = run_cell(self._cells[job.name], self._data, folder, watcher)
-        failed = {} if result.failed is None else {"failed": True}
-        watcher.finish(job.name, format_outcome(result), **failed)
+        watcher.finish(format_outcome(result), result.failed is not None)
 
     def done(self, job: Job) -> None:
         """Do nothing: the result is there."""
@@ -129,7 +122,21 @@ def check_folder(ready: CheckedStudy, folder: Path, *, resume: bool, workers: in
         check_links(folder)
     if ready.search is not None:
         check_search_database(folder, trust)
-    check_keys(ready.grid.cells, folder)
+    _check_keys(ready.grid.cells, folder)
+
+
+def _check_keys(cells: Iterable[RunSpec], folder: Path) -> None:
+    """Refuse keys that would lie in `folder`, the study's own, and computations whose packages are not installed."""
+    home = folder.resolve()
+    for cell in cells:
+        setting = cell.computation
+        if setting.secure is not None:
+            setting.secure.check_installed()
+        if setting.key_folder is not None and home in (path := Path(setting.key_folder).resolve(), *path.parents):
+            raise InvalidInput(
+                f"{setting.where}: key_folder={setting.key_folder!r} lies in {str(folder)!r}, the folder of the "
+                "study, which is copied and shared; keep keys elsewhere"
+            )
 
 
 def worker_command(folder: Path, ready: CheckedStudy) -> list[str]:

@@ -16,7 +16,7 @@ from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.study.config.run_spec import COMPUTATION
-from splitfed.study.report.data import as_json, group_by, score, utility_of
+from splitfed.study.report.data import as_json, call_defense, group_by, score, utility_of
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
@@ -153,7 +153,7 @@ def print_table(results: Sequence[RunResult], console: Console) -> None:
 
     Those that score the same in every setting stand once, below the table; all others below each setting.
     """
-    rows = setting_rows(results)
+    rows = [row | {"defense": call_defense(row["defense"])} for row in setting_rows(results)]
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attack_metrics(rows)
     quick, white = ({name for row in rows for name in row.get(key, [])} for key in ("quick", "white_box"))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.study.run import failures
-from splitfed.study.run.progress import ProgressEvent, Reports, StudyWatcher, Watcher, relay_event
+from splitfed.study.run.progress import ProgressEvent, StudyWatcher, Watcher
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves, and after which it is looked whether one that is silent lives."""
@@ -47,7 +47,7 @@ class Parent:
 
     def __init__(self, channel: int) -> None:
         self._connection = Connection(channel)
-        self.reports = Reports(self._tell)
+        self.reports = Watcher(self._tell)
 
     def jobs(self) -> Iterator[Job]:
         """Yield jobs until there are none, or the other process has ended; each is done when the next is asked for."""
@@ -176,7 +176,7 @@ class Workers:
             self._done(worker.job)
             worker.give(self._next_job())
         else:
-            relay_event(event, worker.watcher)
+            worker.watcher.tell(event)
 
     def _replace(self, worker: Worker) -> None:
         """Start another worker in place of one that has ended, unless it had nothing left to do or was refused."""

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from splitfed.drawing.figure import INK, MARKERS, MUTED, PALETTE, Panel, Series, draw_svg, staircase, wrap_label
-from splitfed.study.report.data import group_by, interval_ends
+from splitfed.study.report.data import call_defense, group_by, interval_ends
 from splitfed.study.report.search_data import SearchOutcome, metric_label
 
 PANELS = 6
@@ -36,7 +36,7 @@ def _panel(outcome: SearchOutcome, scored: Records, across: str, up: str) -> Pan
     trials = [
         Series(
             *_places(members, across, up),
-            "undefended" if family == "none" else family,
+            call_defense(family),
             {
                 "color": PALETTE[every.index(family) % len(PALETTE)],
                 "marker": MARKERS[every.index(family) % len(MARKERS)],
