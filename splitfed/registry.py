@@ -76,6 +76,7 @@ TABLES: dict[str, dict[str, str]] = {
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "latent_search": "splitfed.attacks.reconstruction.latent_search:LatentSearch",
+        "query_inversion": "splitfed.attacks.reconstruction.query_inversion:QueryInversion",
         "lbfgs_inversion": "splitfed.attacks.reconstruction.lbfgs_inversion:LbfgsInversion",
         "dip": "splitfed.attacks.reconstruction.dip:Dip",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",

@@ -6,10 +6,12 @@ threat models; Jamieson, Talwalkar, "Non-stochastic best arm identification and 
 the combination.
 
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
-`nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
-weights too, and twice the work (three times for tables): after the race of the decoders, `lbfgs_inversion` with and
-without a prior and, in the longest budget, `latent_search` race with each other. For images a first look at all members
-is the first rung of that race; if searches are ahead in it, they get the work of the decoders too. If releases are not
+`nearest` and `inverse_network` of several widths, for tables with synthetic rows. If every query of a row has the same
+answer, `query_inversion` with and without a prior race too, after the decoders, with as much work again (twice as much
+for tables); a query is a row pass. In "white_box" the adversary has the client's weights too, and as much work:
+`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. For images
+a first look at all members is the first rung of that race; if searches are ahead in it, they get the work of the
+decoders too. If releases are not
 a function of the row alone, a fifth of the searches' work is for a search that starts from the best prediction so far
 (`refinement`). If a training attack was in the run, its prediction is a member. The last candidate is a convex
 combination of all members, with weights from least squares.
@@ -28,7 +30,7 @@ converged is a lower bound of the leakage.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -50,6 +52,7 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
+from splitfed.attacks.reconstruction.query_inversion import is_repeatable
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
@@ -191,7 +194,7 @@ class Strongest(Attack):
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
         noise = _noise(held_out) if white_box else 0.0
-        plan = self._plan(rows, white_box, noise)
+        plan = self._plan(rows, knowledge, noise)
         most = 4 + sum(map(attempts_of, (len(plan.decoders), len(plan.searches), bool(noise) * len(REACH))))
         most += bool(plan.look) * len(plan.members)
 
@@ -244,7 +247,7 @@ class Strongest(Attack):
         ]
         white_box, x = knowledge.upstream is not None, unwrap(few.auxiliary)
         noise = _measure_noise(knowledge, x, unwrap(knowledge.query)(x)) if white_box else 0.0
-        plan = self._plan(rows, white_box, noise)
+        plan = self._plan(rows, knowledge, noise)
 
         def race(members: list[EnsembleMember], passes: float, looked: bool) -> list[Work | OneOf]:
             (_, first), *_ = rungs(len(members), passes, max(member.last for member in members))
@@ -285,14 +288,15 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _plan(self, rows: _Rows, white_box: bool, noise: float) -> _Plan:
+    def _plan(self, rows: _Rows, knowledge: Knowledge, noise: float) -> _Plan:
         """Return the plan: searches have as much as decoders, and of tables, where more rows are tried, twice that.
 
         No look under noise, nor of tables: searches may be ahead there, and decoders come up.
         """
-        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
-        total = float(self.passes) * (1 if not white_box else 2 if rows.images else 3)
-        looks = white_box and rows.images and not noise
+        decoders = self._decoders(rows)
+        searches = self._searches(rows) if knowledge.upstream is not None else self._query_searches(rows, knowledge)
+        total = float(self.passes) * (1 if not searches else 2 if rows.images else 3)
+        looks = bool(searches) and rows.images and not noise
         look = LOOK * total / (len(decoders) + len(searches)) if looks else 0.0
         return _Plan(decoders, searches, float(self.passes), total, look)
 
@@ -328,6 +332,18 @@ class Strongest(Attack):
             found.append(member._replace(searches=True, passes=tried, start=start, last=last, least=10))
         return found
 
+    def _query_searches(self, rows: _Rows, knowledge: Knowledge) -> list[EnsembleMember]:
+        """Return what searches by queries, likewise; nothing where a second query is answered otherwise."""
+        if not is_repeatable(knowledge):
+            return []
+        found, tried = [], rows.searched
+        for prior in PRIORS:
+            # Rows held out are not queried beside these: no answer depends on the others of its batch.
+            attack, query = load("attacks", "query_inversion")(prior=prior), knowledge.query
+            search = attack_member(f"query_inversion, prior {prior:g}", attack, "row_queries", query)
+            found.append(search._replace(searches=True, passes=tried, last=rows.victims / tried, least=30))
+        return found
+
     def _refinements(self, trials: Trials, noise: float, rows: _Rows) -> list[EnsembleMember]:
         held_out, first = trials.held_out, trials.chosen
         function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
@@ -354,12 +370,18 @@ def _closed(attack: Attack, view: View, knowledge: Knowledge, size: int) -> obje
     return attack(view, knowledge, torch.Generator().manual_seed(0))
 
 
-def attack_member(name: str, attack: Attack, parameter: str = "") -> EnsembleMember:
-    """Return `attack` as a member whose size is its `parameter`; without one it has no steps."""
+def attack_member(
+    name: str, attack: Attack, parameter: str = "", query: Callable[[Tensor], Releases] | None = None
+) -> EnsembleMember:
+    """Return `attack` as a member whose size is its `parameter`; without one it has no steps.
+
+    `query`: asked instead of the one that is known (None: that).
+    """
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
-        return sized(view, knowledge, drawn).prediction
+        known = knowledge if query is None else replace(knowledge, query=query)
+        return sized(view, known, drawn).prediction
 
     return EnsembleMember(name, predict, learns=Needs.AUXILIARY in attack.requires)
 
