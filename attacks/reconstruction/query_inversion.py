@@ -151,7 +151,8 @@ class _Search:
         return (self._ask(ahead.flatten(0, 1)).view(len(x), self.width, -1) - f[:, None]) / DIFFERENCE
 
     def _losses(self, x: Tensor, f: Tensor, z: Tensor) -> Tensor:
-        return (f - z).square().sum(1) / self._scale + self._prior * self._whiten(x).square().sum(1)
+        found: Tensor = (f - z).square().sum(1) / self._scale + self._prior * self._whiten(x).square().sum(1)
+        return found
 
     def _whiten(self, x: Tensor) -> Tensor:
         """Return the coordinates u of rows x (n, d): (n, directions)."""

@@ -151,7 +151,7 @@ class _Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `passes` row passes among decoders; in the threat model "white_box" also one among searches.
+    """A race of `passes` row passes among decoders, and one of as many among searches if there are any.
 
     `widths`: of the decoders of images (a quarter for tables). `threat_model`: "black_box", "white_box", or None: that
     of the adversary in the run, "white_box" if it receives the client's weights. `prior`: whether `latent_search` takes
@@ -194,7 +194,7 @@ class Strongest(Attack):
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
         noise = _noise(held_out) if white_box else 0.0
-        plan = self._plan(rows, knowledge, noise)
+        plan = self._plan(rows, knowledge, noise, held_out)
         most = 4 + sum(map(attempts_of, (len(plan.decoders), len(plan.searches), bool(noise) * len(REACH))))
         most += bool(plan.look) * len(plan.members)
 
@@ -288,13 +288,19 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _plan(self, rows: _Rows, knowledge: Knowledge, noise: float) -> _Plan:
+    def _plan(self, rows: _Rows, knowledge: Knowledge, noise: float, held_out: HeldOut | None = None) -> _Plan:
         """Return the plan: searches have as much as decoders, and of tables, where more rows are tried, twice that.
 
         No look under noise, nor of tables: searches may be ahead there, and decoders come up.
         """
         decoders = self._decoders(rows)
-        searches = self._searches(rows) if knowledge.upstream is not None else self._query_searches(rows, knowledge)
+        if knowledge.upstream is not None:
+            searches = self._searches(rows)
+        # Rows held out once were asked for again unless a second answer was the first one.
+        elif held_out.count == len(held_out.x) if held_out and not held_out.folds else is_repeatable(knowledge):
+            searches = self._query_searches(rows, knowledge)
+        else:
+            searches = []
         total = float(self.passes) * (1 if not searches else 2 if rows.images else 3)
         looks = bool(searches) and rows.images and not noise
         look = LOOK * total / (len(decoders) + len(searches)) if looks else 0.0
@@ -333,9 +339,7 @@ class Strongest(Attack):
         return found
 
     def _query_searches(self, rows: _Rows, knowledge: Knowledge) -> list[EnsembleMember]:
-        """Return what searches by queries, likewise; nothing where a second query is answered otherwise."""
-        if not is_repeatable(knowledge):
-            return []
+        """Return what searches by queries, likewise."""
         found, tried = [], rows.searched
         for prior in PRIORS:
             # Rows held out are not queried beside these: no answer depends on the others of its batch.

@@ -34,10 +34,10 @@ def test_an_attack_made_without_a_word_is_a_budget(name: str) -> None:
     assert kind.budgets.get("standard") not in (kind.budgets["quick"], kind.budgets["full"])
 
 
-def test_eight_attacks_have_a_standard_budget_that_is_more_than_a_quick_look() -> None:
+def test_nine_attacks_have_a_standard_budget_that_is_more_than_a_quick_look() -> None:
     assert {name for name in TABLES["attacks"] if load("attacks", name).usual() == "standard"} == {
-        "dip", "inverse_network", "latent_search", "lbfgs_inversion", "rmle", "strongest", "strongest_labels",
-        "strongest_membership",
+        "dip", "inverse_network", "latent_search", "lbfgs_inversion", "query_inversion", "rmle", "strongest",
+        "strongest_labels", "strongest_membership",
     }  # fmt: skip
     assert InverseNetwork.with_budget().epochs > InverseNetwork.with_budget("quick").epochs
     assert Rmle.with_budget().iterations > Rmle.with_budget("quick").iterations

@@ -51,6 +51,7 @@ from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGrad
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
 from splitfed.attacks.reconstruction.nearest import Nearest
+from splitfed.attacks.reconstruction.query_inversion import QueryInversion
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
@@ -192,6 +193,7 @@ TABLE: dict[str, Row] = {
         LatentSearch(width=16, epochs=2, draws=8, restarts=2, latent_iterations=5, iterations=5),
     ),
     "lbfgs_inversion": images(LbfgsInversion(iterations=60), 20.0, LbfgsInversion(iterations=3, queries=1)),
+    "query_inversion": images(QueryInversion(row_queries=200, prior=0.0), 20.0, QueryInversion(row_queries=30)),
     "dip": images(Dip(iterations=150, width=8, lr=0.03), 6.0, Dip(iterations=5, width=4)),
     "ladder": images(
         Ladder(widths=(16,), epochs=(1, 15), batch_size=16, queries=1),

@@ -50,7 +50,7 @@ AT_INFERENCE = ("linear_inverse", "rmle", "shadow", "unsplit", "membership_thres
 AT_INFERENCE_TOO = (
     "inverse_network", "nearest", "ladder", "strongest", "grn", "attribute", "token_decoder", "fsha", "sdar", "pcat",
     "insider_labels", "membership_releases", "lira", "strongest_membership", "model_inversion", "model_completion",
-    "dip", "latent_search", "lbfgs_inversion", "own_features",
+    "dip", "latent_search", "lbfgs_inversion", "query_inversion", "own_features",
 )  # fmt: skip
 IN_A_STEP = (
     "norm", "direction", "spectral", "direct_label", "batch_label_inference", "unsplit_labels", "similar",
