@@ -27,6 +27,16 @@ def query_passes(query: Callable[[Tensor], Releases], x: Tensor, count: int) -> 
     return passes
 
 
+def is_repeatable(query: Callable[[Tensor], Releases], x: Tensor) -> bool:
+    """Return whether a second query of the rows x, in another order and batch, is answered alike up to rounding."""
+    x = x[:8]
+    both = [query(x), query(x.flip(0)[:-1])]
+    return all(
+        torch.allclose(z[1:], both[1][name].flip(0), rtol=1e-4, atol=1e-5 * float(z.abs().max()))
+        for name, z in both[0].items()
+    )
+
+
 def query_shuffled(query: Callable[[Tensor], Releases], x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the releases of the rows x (n, *shape), queried in random order, in the order of x.
 

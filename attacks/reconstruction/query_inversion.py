@@ -29,15 +29,16 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
-from splitfed.attacks.networks.query_passes import join_values
-from splitfed.attacks.reconstruction.lbfgs_inversion import SHRINK
-from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
+from splitfed.attacks.networks.query_passes import is_repeatable, join_values
 from splitfed.attacks.search_space import Space
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
+from splitfed.registry import load
 
 LARGEST = 1 << 24
 """Numbers in the Jacobians of the victims that are searched for at once."""
+SHRINK = 0.05
+"""Share of the mean variance that is added to every direction of the prior, as few rows leave most of them unseen."""
 DIFFERENCE = 0.01
 """Length of a difference, in deviations of the rows along its direction."""
 DIFFERENCES = 2 / 3
@@ -70,9 +71,9 @@ class QueryInversion(Attack):
         """Return the rows found for the releases in the view: (victims, *shape)."""
         seen = view.select(kind="activation").tensors(knowledge.device)
         x, names = unwrap(knowledge.auxiliary), list(seen)
-        if not is_repeatable(knowledge):
+        if not is_repeatable(unwrap(knowledge.query), x):
             raise InvalidInput("query_inversion needs the same release of a row in every query; here they differ")
-        start = LinearInverse(queries=1).run(view, knowledge, generator, lambda *_: None)
+        start: Tensor = load("attacks", "linear_inverse")(queries=1).run(view, knowledge, generator, lambda *_: None)
         z = join_values(seen, names)
         search = _Search(knowledge, names, x, self.row_queries, self.prior)
         at_once, found = max(1, LARGEST // (search.width * z.shape[1])), []
@@ -80,16 +81,6 @@ class QueryInversion(Attack):
             found.append(search.run(z[part].double(), start[part].flatten(1).double()))
             progress(int(part[-1]) + 1, len(z))
         return torch.cat(found).to(x.dtype).view(-1, *knowledge.shape)
-
-
-def is_repeatable(knowledge: Knowledge) -> bool:
-    """Return whether a second query of the same rows, in another order and batch, is answered alike up to rounding."""
-    x, query = unwrap(knowledge.auxiliary)[:8], unwrap(knowledge.query)
-    both = [query(x), query(x.flip(0)[:-1])]
-    return all(
-        torch.allclose(z[1:], both[1][name].flip(0), rtol=1e-4, atol=1e-5 * float(z.abs().max()))
-        for name, z in both[0].items()
-    )
 
 
 class _Search:
@@ -151,12 +142,12 @@ class _Search:
         return (self._ask(ahead.flatten(0, 1)).view(len(x), self.width, -1) - f[:, None]) / DIFFERENCE
 
     def _losses(self, x: Tensor, f: Tensor, z: Tensor) -> Tensor:
-        found: Tensor = (f - z).square().sum(1) / self._scale + self._prior * self._whiten(x).square().sum(1)
-        return found
+        return (f - z).square().sum(1) / self._scale + self._prior * self._whiten(x).square().sum(1)
 
     def _whiten(self, x: Tensor) -> Tensor:
         """Return the coordinates u of rows x (n, d): (n, directions)."""
-        return (x - self._mean) @ self._basis / self._sigma
+        found: Tensor = (x - self._mean) @ self._basis / self._sigma
+        return found
 
     def _clip(self, x: Tensor) -> Tensor:
         bounds = self._knowledge.value_range

@@ -51,8 +51,8 @@ from splitfed.attacks.base import (
     TrainedAttack,
     unwrap,
 )
+from splitfed.attacks.networks.query_passes import is_repeatable
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.query_inversion import is_repeatable
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
@@ -297,7 +297,11 @@ class Strongest(Attack):
         if knowledge.upstream is not None:
             searches = self._searches(rows)
         # Rows held out once were asked for again unless a second answer was the first one.
-        elif held_out.count == len(held_out.x) if held_out and not held_out.folds else is_repeatable(knowledge):
+        elif (
+            held_out.count == len(held_out.x)
+            if held_out and not held_out.folds
+            else is_repeatable(unwrap(knowledge.query), unwrap(knowledge.auxiliary))
+        ):
             searches = self._query_searches(rows, knowledge)
         else:
             searches = []

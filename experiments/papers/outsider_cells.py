@@ -276,7 +276,8 @@ MNIST-5k (dB of PSNR, 1500 auxiliary images, 64 victims) and a perceptron on bre
 victims; labels: AUC over 150 victims with twelve labels known). noise: .5 of the standard deviation for images, 2 for
 tables; dropout .5; quantization to 2 bits. "outsider less strongest" is paired by seed, with its 95 % interval over
 seeds; an outsider is **ahead** where its mean is more than .5 dB, .02 R2 or .02 AUC above. Two to six minutes a
-measurement of images, seconds of others."""
+measurement of images, seconds of others. Cells of the black box were measured before `query_inversion` was a member of
+`strongest`, and no outsider here searches by queries."""
 
 TABLE = Table(
     "outsider_cells",

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge, Releases
-from splitfed.attacks.reconstruction.query_inversion import QueryInversion, is_repeatable
+from splitfed.attacks.networks.query_passes import is_repeatable
+from splitfed.attacks.reconstruction.query_inversion import QueryInversion
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
@@ -91,11 +92,11 @@ def test_updates_between_jacobians_gain(monkeypatch: pytest.MonkeyPatch) -> None
 def test_releases_that_differ_are_refused() -> None:
     drawn = torch.Generator().manual_seed(0)
     world = World(lambda x: x + torch.rand(x.shape, generator=drawn))
-    assert not is_repeatable(Knowledge((WIDTH,), auxiliary=world.known, query=world.query))
+    assert not is_repeatable(world.query, world.known)
     with pytest.raises(InvalidInput, match=r"^query_inversion needs the same release of a row in every query; here"):
         world.errors(QueryInversion(row_queries=30))
     by_batch = World(lambda x: x - x.mean(0))
-    assert not is_repeatable(Knowledge((WIDTH,), auxiliary=by_batch.known, query=by_batch.query))
+    assert not is_repeatable(by_batch.query, by_batch.known)
     with pytest.raises(InvalidInput, match=r"^query_inversion needs the same release"):
         lenet_run(Noise(scale=1.0)).attack(QueryInversion(row_queries=30), floors=False)
 

@@ -18,9 +18,9 @@ from splitfed.core.messages import LocalLink, Message, Recorder, Recording, Stam
 from splitfed.core.optimizers import Optim
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.traffic import Traffic
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.wire_format import ByteLink
-from splitfed.matching.matcher import _Post
 from splitfed.topologies import vanilla
 from tests.core.test_isolation import FiniteCheck, assert_own, shared
 from tests.core.training_beside import built
@@ -362,9 +362,10 @@ def test_rows_cut_from_one_tensor_do_not_bring_those_of_others() -> None:
 
 def test_a_matching_client_sends_its_codes_alone() -> None:
     recorder = Recorder("matcher")
-    post = _Post(None, [recorder])
+    link = LocalLink(Traffic(), {"matcher": recorder})
     codes = torch.randn(6, 9)[:, :2]
-    arrived = post.carry(Message("client", "matcher", "activation", "encoder->matcher", {"a": codes}, post.stamp()))
+    stamp = Stamp("match", 0, 0, 0)
+    arrived = link.deliver(Message("client", "matcher", "activation", "encoder->matcher", {"a": codes}, stamp))
     assert_own(arrived)
     assert_own(*recorder.messages())
     assert torch.equal(arrived.tensors["a"], codes)

@@ -17,6 +17,7 @@ from splitfed.federated import Ditto
 from splitfed.models.mlp import mlp
 from splitfed.study.report.remarks import length_remarks
 from splitfed.study.run import session
+from splitfed.study.run.checked_study import prepare_study
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data
@@ -115,7 +116,7 @@ def test_a_metric_that_is_no_number_cannot_choose() -> None:
 def test_a_study_keeps_and_names_the_round(tmp_path: Path) -> None:
     training = {"rounds": 4, "keep": "best", "optimizer": {"lr": 2.0}}
     study = small(training=training, defense=[{"name": "none"}], attack=None)
-    session.run_study(session.prepare_study(write(tmp_path, study)), tmp_path / "out")
+    session.run_study(prepare_study(write(tmp_path, study)), tmp_path / "out")
     found = sf.load_study(tmp_path / "out")
     (result,) = found.results
     best = max(result.history, key=lambda entry: entry["validation"]["union"])
